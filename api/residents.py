@@ -185,7 +185,7 @@ class Residents:
         """Wakes up for deadlines, and cancels tasks of residents.
 
         A separate task does the cancelling. If the cancelling task handles an error at that time, the error becomes the
-        ``__context__`` of the cancellation, and an engine clears the frames of all such errors.
+        ``__context__`` of the cancellation, which then keeps the error's frames alive.
         """
         with anyio.CancelScope(shield=True):
             while not self.closed.is_set():

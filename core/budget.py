@@ -48,7 +48,7 @@ class Account:
         self.close()
 
     def fits(self, size: int) -> bool:
-        """True if ``size`` more bytes can be taken now, or can never be."""
+        """True if waiting is of no use: ``size`` more bytes are free now, or `take` refuses them for good."""
         return self._budget.held + size <= self._budget.capacity or self.held + size > self._budget.capacity
 
     def take(self, size: int) -> None:

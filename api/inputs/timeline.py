@@ -69,7 +69,8 @@ class Timeline(Generic[_Frame]):
         return self.settle() if is_sure else []
 
     def settle(self, *, believed: bool = True) -> list[tuple[float, _Frame]]:
-        """Returns the held frames; ``believed``: at their own times."""
+        """Places the held frames and returns them. ``believed``: at their own times; otherwise directly after the last
+        frame that was placed."""
         held, self._held = self._held, []
         jump = self._held_from - self.end if held and believed else 0.0
         gap = jump if 0 < jump <= self.most_gap and self._held_from <= self.latest else 0.0

@@ -59,7 +59,8 @@ class TokenBytes:
         return backend is not None and not (backend.decoder and _NOT_LOCAL.search(backend.decoder.__getstate__()))
 
     def of(self, token: int, before: int | None) -> bytes:
-        """Returns the bytes of ``token`` behind the token ``before``; ``None``: it is the first one that has text."""
+        """Returns the bytes of ``token`` when it follows the token ``before``. ``None``: ``token`` is the first one
+        that has text."""
         key = (token, token if self._is_local and before is not None else before)
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:

@@ -32,14 +32,15 @@ class History:
         self._tokens = list(self.initial)
 
     def last(self, taken: int = 0, language: str | None = None) -> tuple[int, ...]:
-        """Returns the tokens that the next window gets, in which ``language`` is spoken: no text before it in another
-        one, which the model would go on in. ``taken`` positions of the room are taken by other tokens."""
+        """Returns the tokens that the next window gets, in which ``language`` is spoken. Text in another language is
+        left out, since the model would go on in that language. ``taken`` positions of the room are taken by other
+        tokens."""
         return (*self.always, *self._last(0 if self._is_foreign(language) else max(self.room - taken, 0)))
 
     def add(self, token_ids: Iterable[int], temperature: float, language: str | None = None) -> None:
-        """Adds the text of a window, sampled at ``temperature``. Drops all text before it if that is in another
-        ``language``, and all text instead if the history does not go on, or if ``temperature`` is above
-        ``reset_above``."""
+        """Adds the text of a window, which was sampled at ``temperature`` and is in ``language``. Earlier text in
+        another language is dropped first. If the history does not go on, or if ``temperature`` is above
+        ``reset_above``, nothing is added, and all text is dropped."""
         if self._is_foreign(language):
             self._tokens.clear()
         self._language = language or self._language

@@ -1,4 +1,5 @@
-"""`WordAligner`: finds the times of the words that another model has written. The words become those of segments."""
+"""`WordAligner`: finds the times of the words that another model has written. The functions put these words into
+segments."""
 
 from __future__ import annotations
 
