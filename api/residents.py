@@ -110,7 +110,6 @@ class Residents:
     _context: Context = field(factory=copy_context, init=False)  # of the block, since tasks outlive uses
     _hurried: bool = field(default=False, init=False)  # whether the surroundings were cancelled
     _running: int = field(default=0, init=False)  # number of tasks of residents
-    _to_cancel: list[Resident] = field(factory=list, init=False)
     _changed: anyio.Event = field(factory=anyio.Event, init=False)  # set when `_serve` has something to do
     _alarm: float = field(default=math.inf, init=False)
     _errors: list[Exception] = field(factory=list, init=False)  # errors that will leave the block
@@ -160,7 +159,7 @@ class Residents:
         drain = 0.0 if self._hurried else drain
         for resident in self.by_name.values():
             if drain == 0 or resident.books.state is ModelState.LOADING:
-                self._to_cancel.append(resident)
+                resident.hurry()
             if drain == 0 or not self.closing:
                 resident.drain = drain  # the keeper may leave before it is cancelled, and must then begin no drain
         self.closing = True
@@ -182,17 +181,11 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _serve(self) -> None:
-        """Wakes up for deadlines, and cancels tasks of residents.
-
-        A separate task does the cancelling. If the cancelling task handles an error at that time, the error becomes the
-        ``__context__`` of the cancellation, which then keeps the error's frames alive.
-        """
+        """Wakes up for deadlines."""
         with anyio.CancelScope(shield=True):
             while not self.closed.is_set():
                 with anyio.CancelScope(deadline=self._alarm):
                     await self._changed.wait()
-                while self._to_cancel:
-                    self._to_cancel.pop().hurry()
                 self._follow()
                 self._changed, self._alarm = anyio.Event(), self._residency.next_deadline()
 
