@@ -18,7 +18,7 @@ from ..core.config import EngineConfig
 from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.executor import Executor
 from ..core.model import ModelDescription
-from ..core.plan import DeviceMemory, LentOutput, StepPlan, StepResult
+from ..core.plan import DeviceMemory, StepPlan, StepResult
 from ..core.restart import RestartPolicy
 from ..core.share import TimeShare
 from . import messages as m
@@ -291,7 +291,7 @@ class GpuRunner:
     def _begin(self, message: m.RunnerMessage) -> None:
         executor = self._opened()
         match message:
-            case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
+            case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
                 return  # the sender will hear of the restart, and then send again what it still needs
             case m.Step(plan):
                 self._submit(Job.STEP, self._step, plan, frees_lock=self._samples_alone(plan))
@@ -299,10 +299,6 @@ class GpuRunner:
                 self._submit(Job.ENCODE, partial(self._call, executor.encode), items)
             case m.Free(keys):
                 self._submit(Job.FREE, partial(self._call, executor.free), keys)
-            case m.TakeOut(_, key):
-                self._submit(Job.TAKE_OUT, partial(self._call, executor.take_out), key)
-            case m.PutIn(output):
-                self._submit(Job.PUT_IN, partial(self._call, executor.put_in), output)
             case m.Sleep():
                 sleep = partial(executor.sleep, keep_weights=self.config.sleep_keeps_weights)
                 self._submit(Job.SLEEP, partial(self._call, sleep))
@@ -362,14 +358,6 @@ class GpuRunner:
                 self.to_encoder_cache.send_nowait(m.Encoded(keys) if error is None else m.EncodeBroken(keys, error))
             case m.Free(keys):
                 self.to_encoder_cache.send_nowait(m.Freed(keys))
-            case m.TakeOut(loan, key) if error is not None:
-                self.to_encoder_cache.send_nowait(m.TakeOutBroken(loan, key, error))
-            case m.TakeOut(loan):
-                assert isinstance(ended.value, LentOutput), "what is taken out is a LentOutput"
-                self.to_encoder_cache.send_nowait(m.TakenOut(loan, ended.value))
-            case m.PutIn(output):
-                done = m.PutInDone(output.key) if error is None else m.PutInBroken(output.key, error)
-                self.to_encoder_cache.send_nowait(done)
             case m.Sleep():
                 self._report_sleep(error)
             case m.Wake():

@@ -12,7 +12,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from ..core.errors import RunnerCrashed
-from ..core.plan import LentOutput, SampledToken, StepPlan, StepResult
+from ..core.plan import SampledToken, StepPlan, StepResult
 from ..core.planning.actions import Acquire as Acquire  # noqa: PLC0414  (a message of ours, too)
 from ..core.planning.actions import Release as Release  # noqa: PLC0414
 from ..core.request import EncoderItem, FinishReason, Request
@@ -56,27 +56,6 @@ class Stream(Protocol):
 
     def end(self, end: End) -> None:
         """Hands over the end of the request. Each request has one end, and nothing comes after it."""
-
-
-class Lent(Protocol):
-    """The place where the encoder cache puts the one answer to a `Lend`. Neither method waits or raises."""
-
-    def put(self, output: LentOutput) -> None:
-        """Hands over a copy of the output. The loan goes on until the borrower releases it, or its term is over."""
-
-    def refuse(self, error: Exception) -> None:
-        """Reports that the loan has ended without an output."""
-
-
-class Lenders(Protocol):
-    """The engines that the encoder cache borrows from. Neither method waits or raises."""
-
-    def ask(self, number: int, item: EncoderItem) -> None:
-        """Asks a lender for ``item``. `Arrived` or `BorrowBroken` with the same ``number`` answers, once and soon, even
-        if the lender is lost."""
-
-    def withdraw(self, number: int) -> None:
-        """Reports that the answer with this number is not wanted any more."""
 
 
 class Reply(Protocol):
@@ -215,7 +194,7 @@ SchedulerMessage = (
     | RunnerStopped
 )
 
-# -- to the encoder cache, which also gets the planner's `Acquire` and `Release`, and a borrower's `Release` -----------
+# -- to the encoder cache, which also gets the planner's `Acquire` and `Release` --------------------------------------
 
 
 @frozen
@@ -230,64 +209,6 @@ class EncodeBroken:
     """The runner reports that the encode batch raised. None of its outputs was kept."""
 
     keys: tuple[str, ...]
-    error: Exception
-
-
-@frozen
-class Lend:
-    """Another engine borrows: it acquires ``item`` under the name ``loan``, which is new for every loan. `Release` ends
-    the loan."""
-
-    loan: str
-    item: EncoderItem
-    lent: Lent = field(repr=False)
-
-
-@frozen
-class TakenOut:
-    """The runner delivers a copy of the output for a loan."""
-
-    loan: str
-    output: LentOutput = field(repr=False)
-
-
-@frozen
-class TakeOutBroken:
-    """The runner reports that the copy for a loan could not be made."""
-
-    loan: str
-    key: str
-    error: Exception
-
-
-@frozen
-class Arrived:
-    """The `Lenders` deliver the output that was asked for under ``number``."""
-
-    number: int
-    output: LentOutput = field(repr=False)
-
-
-@frozen
-class BorrowBroken:
-    """The `Lenders` report that no output will come for ``number``."""
-
-    number: int
-    error: Exception
-
-
-@frozen
-class PutInDone:
-    """The runner reports that the borrowed output of ``key`` is resident."""
-
-    key: str
-
-
-@frozen
-class PutInBroken:
-    """The runner reports that the borrowed output of ``key`` could not be kept."""
-
-    key: str
     error: Exception
 
 
@@ -309,22 +230,7 @@ class RunnerLost:
 
 
 EncoderCacheMessage = (
-    Acquire
-    | Release
-    | Encoded
-    | EncodeBroken
-    | Lend
-    | TakenOut
-    | TakeOutBroken
-    | Arrived
-    | BorrowBroken
-    | PutInDone
-    | PutInBroken
-    | Freed
-    | SchedulerClosed
-    | RunnerRestarted
-    | RunnerWoke
-    | RunnerLost
+    Acquire | Release | Encoded | EncodeBroken | Freed | SchedulerClosed | RunnerRestarted | RunnerWoke | RunnerLost
 )
 
 # -- to the runner ---------------------------------------------------------------------------------------------------
@@ -347,23 +253,6 @@ class Free:
 
 
 @frozen
-class TakeOut:
-    """The encoder cache orders a copy of the output of ``key`` for ``loan``."""
-
-    loan: str
-    key: str
-    generation: int
-
-
-@frozen
-class PutIn:
-    """The encoder cache orders that the runner keeps a borrowed output."""
-
-    output: LentOutput = field(repr=False)
-    generation: int
-
-
-@frozen
 class Step:
     """The scheduler orders a step. A runner that has restarted since then drops the order."""
 
@@ -382,5 +271,5 @@ class Wake:
 
 
 StepLaneMessage = Step | Sleep | Wake
-EncodeLaneMessage = Encode | Free | TakeOut | PutIn
+EncodeLaneMessage = Encode | Free
 RunnerMessage = StepLaneMessage | EncodeLaneMessage

@@ -25,7 +25,7 @@ from attrs import define, field
 from ..core import events, frames, log_lines
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
-from ..core.errors import EngineClosed, EngineTeardownError, InvalidRequest, InvariantViolation, RunnerCrashed
+from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
 from ..core.executor import Executor
 from ..core.ledger import EncoderLedger
 from ..core.model import ModelDescription
@@ -92,14 +92,11 @@ class _Reply:
 
 @define(eq=False)
 class Supervisor:
-    """Owns the nursery of one engine and the channels between its actors. With ``lenders`` the engine borrows encoder
-    outputs, and encodes only those that it cannot borrow. With ``encodes`` false it encodes nothing."""
+    """Owns the nursery of one engine and the channels between its actors."""
 
     config: EngineConfig
     make_executor: Callable[[], Executor]
     worker: Worker
-    lenders: m.Lenders | None = None
-    encodes: bool = True
     _accepting: bool = field(default=False, init=False)
     _process: Process = field(factory=Process, init=False)
     _planner: Planner | None = field(default=None, init=False)
@@ -194,13 +191,7 @@ class Supervisor:
 
         Raises:
             EngineClosed: the engine is stopping.
-            InvalidRequest: the engine has no decoder.
         """
-        if not self.config.decodes:
-            raise InvalidRequest(
-                f"a request was sent to an engine with part={self.config.part!r}, which has no decoder and only "
-                "lends encoder outputs; send it to an engine with part='whole'"
-            )
         if not self._accepting or self._stop.is_set():
             raise EngineClosed("the engine is stopping and takes no new requests; open a new engine")
         self._to_scheduler.send_nowait(m.Submit(request, stream))
@@ -209,11 +200,6 @@ class Supervisor:
         """Aborts a request. May be called under cancellation and while the engine stops. Never raises."""
         if not self._stopped.is_set():
             self._to_scheduler.send_nowait(m.AbortRequest(request_id))
-
-    def tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:
-        """Sends a message about a loan or borrow to the encoder cache. An engine that has ended ignores it."""
-        if not self._stopped.is_set():
-            self._to_encoder_cache.send_nowait(message)
 
     async def sleep(self) -> None:
         """Gives the device back, and returns when that is done."""
@@ -253,7 +239,7 @@ class Supervisor:
         return tuple(self._ledger.entries())
 
     def keys_to_come(self) -> frozenset[str]:
-        """Returns the keys of the encoder outputs that are still to be encoded or borrowed."""
+        """Returns the keys of the encoder outputs that are still to be encoded."""
         assert self._ledger is not None, "the ledger is made with the planner"
         return self._ledger.keys_to_come()
 
@@ -264,9 +250,7 @@ class Supervisor:
         description: ModelDescription = await self._start_child(nursery, "runner", run_runner)
         self._planner = Planner(PlannerLimits.of(description, self.config))
         batch_size = BatchSize(self.config.encode_budget(description.device))
-        self._ledger = EncoderLedger(
-            self.config.encoder_cache_bytes, batch_size, borrows=self.lenders is not None, encodes=self.encodes
-        )
+        self._ledger = EncoderLedger(self.config.encoder_cache_bytes, batch_size)
         cache = EncoderCache(
             inbox=self._encoder_cache_inbox,
             to_scheduler=self._to_scheduler,
@@ -274,7 +258,6 @@ class Supervisor:
             ledger=self._ledger,
             idle_seconds=self.config.encoder_idle_seconds,
             emit=self._emit,
-            lenders=self.lenders,
         )
         await self._start_child(nursery, "encoder cache", cache.run)
         scheduler = Scheduler(

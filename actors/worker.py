@@ -26,8 +26,6 @@ class Job(enum.Enum):
     OPEN = "open"
     ENCODE = "encode"
     FREE = "free"
-    TAKE_OUT = "take_out"
-    PUT_IN = "put_in"
     STEP = "step"
     RESET = "reset"
     SLEEP = "sleep"

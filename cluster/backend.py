@@ -18,7 +18,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -44,7 +43,6 @@ from ..core.errors import (
     EngineStateError,
     EngineTeardownError,
     InvalidRequest,
-    LenderLost,
     RunnerCrashed,
 )
 from ..core.flights import Flight, Place, SuspectTrials
@@ -58,7 +56,7 @@ from .statistics import total
 
 _log = logging.getLogger("triolet.cluster")
 _GONE = (LocalRayletDiedError, ObjectLostError, RayActorError)  # the replica's process or machine is lost
-_ENDED = (DeviceLost, EngineClosed, EngineTeardownError, LenderLost, RunnerCrashed)  # its engine or a lender has ended
+_ENDED = (DeviceLost, EngineClosed, EngineTeardownError, RunnerCrashed)  # its engine has ended
 _PREFIXES = 8  # keys of a prompt's beginnings that the router gets
 _READY_SECONDS = 0.2  # between two checks of readiness
 _TELL_SECONDS = 10.0  # before the log says what is missing, and between two such lines
@@ -329,13 +327,12 @@ class RayBackend:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _look_once(self) -> None:
-        told = [await _statistics_of(handle) for handle in self._running.handles]
+        told = await _statistics_of(self._running.handle)
         in_quarantine = await _statistics_of(self._running.quarantine)  # mostly empty
         departures = []
         with suppress(*_GONE):
             departures = await self._running.register.read.remote(len(self.departures))
-        several = [*chain.from_iterable(told), *in_quarantine]
-        self._hand(self._looked, total(several) if all(told) else None, departures)
+        self._hand(self._looked, total([*told, *in_quarantine]) if told else None, departures)
 
     def _looked(self, statistics: EngineStatistics | None, departures: list[Departure]) -> None:
         self._statistics = statistics or self._statistics

@@ -53,7 +53,6 @@ class _Settings:
     replicas: int | tuple[int, int] = field(
         metadata=by(Check(_count, "an integer of 1 or more, or two: the least and the most"))
     )
-    encoders: int = field(metadata=by(integer(0, _MOST)))
     cpus: float = field(metadata=by(number(0, math.inf)))
     gpus: float = field(metadata=by(number(0, math.inf)))
     address: str | None = field(
@@ -85,10 +84,6 @@ class Cluster(Engine):
     started when there are some. A request that ends replicas fails with `PoisonRequest`. Only the first of these
     replicas had other requests than suspects.
 
-    With ``encoders`` there are additional replicas that hold the model's encoder alone. The other replicas borrow
-    encoder outputs from them. These hold the whole model, and encode an output that they cannot borrow, for example
-    because no encoder answers.
-
     At the end of the block, requests drain, and every replica frees its device in order.
 
     Args:
@@ -97,10 +92,8 @@ class Cluster(Engine):
             whole. An ``observer`` gets no events, since they happen in other processes.
         replicas: the number of engines. A pair is the least and the most: the number then follows the demand, which is
             the requests that wait or run and the encodings that wait.
-        encoders: the number of additional replicas that only encode. It does not follow the demand. 0: each replica
-            encodes for itself.
-        cpus: the cores that Ray reserves for each replica, including those that only encode.
-        gpus: the GPUs that Ray reserves for each replica, including those that only encode.
+        cpus: the cores that Ray reserves for each replica.
+        gpus: the GPUs that Ray reserves for each replica.
         address: the address of the Ray cluster that this machine is a part of, such as ``head:6379``; ``auto``: the
             cluster that runs on this machine; ``local``: Ray is started on this machine for the block. The default is
             the cluster that this process has joined, or ``RAY_ADDRESS``, or else ``local``. A process can join only one
@@ -112,7 +105,7 @@ class Cluster(Engine):
         InvalidRequest: a value that is not allowed, or Ray is not installed.
 
     Raises (on entering):
-        InvalidRequest: a setting that the model does not allow, such as ``encoders`` for a model without an encoder.
+        InvalidRequest: a setting that the model does not allow.
         CheckpointError: there is no checkpoint, or a replica cannot load it.
         EngineError: Ray cannot be reached, or cannot start the replicas.
     """
@@ -123,19 +116,13 @@ class Cluster(Engine):
         *,
         config: EngineConfig | None = None,
         replicas: int | tuple[int, int] = 1,
-        encoders: int = 0,
         cpus: float = 1.0,
         gpus: float = 0.0,
         address: str | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(model, config=config)
-        if not self.inside.config.decodes:
-            raise InvalidRequest(
-                f"a cluster of replicas with part={self.inside.config.part!r}, which cannot run requests; allowed: "
-                "part='whole'. For replicas that only encode, give encoders=..."
-            )
-        settings = _Settings(replicas=replicas, encoders=encoders, cpus=cpus, gpus=gpus, address=address, name=name)
+        settings = _Settings(replicas=replicas, cpus=cpus, gpus=gpus, address=address, name=name)
         check_installed()
         self.inside = TrioEngine(self.inside.config, partial(_backend, str(model), self.inside.config, settings))
 

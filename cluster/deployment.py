@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
-from attrs import evolve, frozen
+from attrs import frozen
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentID, ReplicaState
@@ -34,7 +33,6 @@ from .session import LOGGING, SESSION
 from .statistics import total
 
 REPLICA = "replica"  # the deployment's name within its application
-_ENCODER = "encoder"  # the name of the deployment that only encodes
 _UP_SECONDS = 5.0  # of high demand before a replica is added
 _DOWN_SECONDS = 60.0  # of low demand before a replica is removed
 _MOST_WATCHERS = 100_000  # replicas that wait at the register
@@ -60,7 +58,6 @@ class Deployment:
     cpus: float
     gpus: float
     address: str | None
-    encoders: int = 0
     most_requests: int = 1_024  # on one replica; the door bounds those of an ingress
 
     @property
@@ -69,11 +66,9 @@ class Deployment:
         return self.name, quarantine_of(self.name)
 
     @property
-    def least(self) -> tuple[int, int]:
-        """The least numbers of ready replicas with which the deployment is ready: of those that take requests, and of
-        those that only encode.
-        """
-        return self.replicas if isinstance(self.replicas, int) else self.replicas[0], self.encoders
+    def least(self) -> int:
+        """The least number of ready replicas with which the deployment is ready."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[0]
 
     @property
     def stop_seconds(self) -> float:
@@ -125,10 +120,8 @@ class Deployment:
                 f"another process uses the name {self.name!r} on this Ray ({error}); give another name"
             ) from error
 
-    def _handles(self) -> tuple[tuple[DeploymentHandle[Any], ...], DeploymentHandle[Any]]:
-        """Starts both applications. Returns three handles: of the deployment that takes requests, of the one that only
-        encodes (if there is one), and of the quarantine.
-        """
+    def _handles(self) -> tuple[DeploymentHandle[Any], DeploymentHandle[Any]]:
+        """Starts both applications. Returns their handles: of the replicas, and of the quarantine."""
         targets = [
             serve.RunTarget(
                 target=application,
@@ -141,12 +134,11 @@ class Deployment:
         ]
         try:
             handle, quarantine = serve.run_many(targets, wait_for_applications_running=False)
-            encoders = (serve.get_deployment_handle(_ENCODER, self.name),) if self.encoders else ()
         except (RuntimeError, ValueError) as error:
             self.delete()
             raise EngineError(f"the replicas cannot be started: {error}") from error
         else:
-            return (handle, *encoders), quarantine
+            return handle, quarantine
 
     def delete(self, *, blocks: bool = True) -> None:
         """Ends every replica."""
@@ -162,7 +154,7 @@ class Deployment:
             upscale_delay_s=0.0,
             downscale_delay_s=_DOWN_SECONDS,
         )
-        replica = self._deployment(REPLICA, {"autoscaling_config": scaling})
+        replica = self._deployment({"autoscaling_config": scaling})
         return replica.bind(self.model, self.config, name_of(self.name))
 
     def _count(self) -> dict[str, Any]:
@@ -184,18 +176,12 @@ class Deployment:
         }
 
     def _application(self) -> Any:
-        register, decoders = name_of(self.name), self._deployment(REPLICA, self._count())
-        if not self.encoders:
-            return decoders.bind(self.model, self.config, register)
-        lenders = self._deployment(_ENCODER, {"num_replicas": self.encoders})
-        return decoders.bind(
-            self.model, self.config, register, lenders.bind(self.model, _only_encodes(self.config), register)
-        )
+        return self._deployment(self._count()).bind(self.model, self.config, name_of(self.name))
 
-    def _deployment(self, name: str, count: dict[str, Any]) -> Any:
+    def _deployment(self, count: dict[str, Any]) -> Any:
         return serve.deployment(
             Replica,
-            name=name,
+            name=REPLICA,
             **count,
             max_ongoing_requests=self.most_requests,
             graceful_shutdown_timeout_s=_LEAVE_SECONDS + self.end_seconds,
@@ -213,24 +199,14 @@ class Deployment:
         )
 
 
-def _only_encodes(config: EngineConfig) -> EngineConfig:
-    """Returns the settings of a replica that only encodes. It never goes to sleep, since no request would wake it."""
-    return evolve(config, part="encoder", idle_sleep=math.inf)
-
-
 @frozen(eq=False)
 class Running:
     """A deployment that is running on Ray Serve."""
 
     deployment: Deployment
-    handles: tuple[DeploymentHandle[Any], ...]  # for requests; perhaps one more, for encoding
+    handle: DeploymentHandle[Any]  # for requests
     quarantine: DeploymentHandle[Any]  # of one replica, or none while there are no suspects
     register: Any  # the handle of a `Register`
-
-    @property
-    def handle(self) -> DeploymentHandle[Any]:
-        """The handle of the deployment that takes requests."""
-        return self.handles[0]
 
     def lacks(self) -> str | None:
         """Returns a text that says which replicas are not ready; ``None``: every replica is ready. Blocks.
@@ -268,18 +244,13 @@ class Running:
             raise EngineError(f"the replicas were ready, but did not answer: {error}") from error
 
     def _ask(self, question: str) -> list[Any]:
-        """Returns the answers of all replicas except the one in quarantine."""
-        asked = zip(self.handles, self.deployment.least, strict=False)
-        return [told for handle, least in asked for told in self._ask_all(handle, question, least)]
-
-    def _ask_all(self, handle: DeploymentHandle[Any], question: str, least: int) -> list[Any]:
-        """Returns the answers of all replicas of ``handle``. Waits until there are ``least``, since a handle learns of
-        a replica only after Serve reports it as ready.
+        """Returns the answers of all replicas except the one in quarantine. Waits until there are as many as must be
+        ready, since a handle learns of a replica only after Serve reports it as ready.
         """
-        end = time.monotonic() + _ASK_SECONDS
+        end, least = time.monotonic() + _ASK_SECONDS, self.deployment.least
         while time.monotonic() < end:
             try:
-                told: list[Any] = handle.broadcast(question).results(timeout_s=_ASK_SECONDS)
+                told: list[Any] = self.handle.broadcast(question).results(timeout_s=_ASK_SECONDS)
                 if len(told) >= least:
                     return told
             except DeploymentUnavailableError:
@@ -338,7 +309,7 @@ class Running:
         )
 
     def _leave(self) -> None:
-        for handle in (*self.handles, self.quarantine):
+        for handle in (self.handle, self.quarantine):
             # A handle reports its requests to the autoscaling, and would start Ray again for that.
             handle.shutdown()  # type: ignore[no-untyped-call]
         ray.kill(self.register)

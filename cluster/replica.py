@@ -24,21 +24,19 @@ from attrs import define, evolve, field
 from ray import serve
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from ..actors import messages as m
 from ..actors.gpu_runner import torch_executor
 from ..actors.messages import End, Failed
 from ..actors.statistics import EngineStatistics
 from ..actors.supervisor import Supervisor
 from ..actors.worker import ThreadWorker
 from ..core.config import EngineConfig
-from ..core.errors import CallerError, EngineClosed, InvalidRequest
+from ..core.errors import CallerError, EngineClosed
 from ..core.events import error_text
 from ..core.model import ModelDescription
-from ..core.plan import LentOutput, SampledToken
+from ..core.plan import SampledToken
 from ..core.replica_reports import ReplicaReport, Reporter
-from ..core.request import EncoderItem, Request
+from ..core.request import Request
 from .autoscaling import ENCODINGS
-from .lenders import Loan, RayLenders
 from .messages import News
 from .register import NAMESPACE, Departure, quarantine_of
 
@@ -78,14 +76,11 @@ class Replica:
         model: a folder with a checkpoint on this machine, or a hub id.
         config: the settings of the engine.
         register: the name of the `Register` that gets the report of the replica's end.
-        encoders: a handle of the deployment from which this replica borrows encoder outputs; ``None``: it encodes for
-            itself.
     """
 
-    async def __init__(self, model: str, config: EngineConfig, register: str, encoders: Any = None) -> None:  # type: ignore[misc]  # awaited by Serve
+    async def __init__(self, model: str, config: EngineConfig, register: str) -> None:  # type: ignore[misc]  # awaited by Serve
         self._loop = asyncio.get_running_loop()
         self._register = register
-        self._lenders = None if encoders is None else RayLenders(encoders, self._loop, self._tell)
         self._reporter = Reporter(KEYS_SECONDS)
         self._fault: CallerError | None = None
         self._supervisor: Supervisor | None = None
@@ -115,7 +110,7 @@ class Replica:
     async def _run(self, model: str, config: EngineConfig) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._loop.call_soon_threadsafe(self._begun.set_result, None)
-        supervisor = Supervisor(config, partial(torch_executor, model, config), ThreadWorker(), lenders=self._lenders)
+        supervisor = Supervisor(config, partial(torch_executor, model, config), ThreadWorker())
         with self._loading:
             async with supervisor.running() as description:
                 self._supervisor, self._description = supervisor, description
@@ -179,30 +174,6 @@ class Replica:
         yield News()
         async for news in self.run(keys, request):
             yield news
-
-    async def lend(self, keys: tuple[str, ...], loan: str, item: EncoderItem) -> LentOutput:
-        """Lends an encoder output to another replica until `take_back` is called. ``keys`` holds the key of the output,
-        for the router."""
-        del keys
-        answer: asyncio.Future[LentOutput] = self._loop.create_future()
-        owned = evolve(item, payload=_copied(item.payload))
-        self._tell(m.Lend(loan, owned, Loan(self._loop, answer)))
-        either: list[asyncio.Future[Any]] = [answer, self._ended]
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._tell(m.Release(loan, item.key))
-            raise
-        if not answer.done():
-            raise EngineClosed("the engine of this replica has ended")
-        return answer.result()
-
-    async def take_back(self, loans: tuple[tuple[str, str], ...]) -> None:
-        """Ends ``loans`` whose borrowers are done. Each is a pair of a loan and its key. Loans that this replica did
-        not make are ignored.
-        """
-        for loan, key in loans:
-            self._tell(m.Release(loan, key))
 
     async def statistics(self) -> EngineStatistics:
         """Returns the statistics of the engine."""
@@ -289,11 +260,8 @@ class Replica:
     def _submit(self, request: Request, stream: _Stream) -> None:
         try:
             self._running().submit(request, stream)
-        except (EngineClosed, InvalidRequest) as error:
+        except EngineClosed as error:
             stream.end(Failed(error))
-
-    def _tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:
-        self._in_trio(partial(self._running().tell, message))
 
     async def _told(self, question: Callable[[], Told]) -> Told:
         """Calls ``question`` in the trio loop and returns its answer, since no other thread may read the engine's books

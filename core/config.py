@@ -29,7 +29,6 @@ from .model import Kind
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("int8",)
-PARTS = ("whole", "encoder")
 _MUCH = 2**31 - 1
 _BYTES = 2**50
 ELSEWHERE = {
@@ -117,9 +116,6 @@ class EngineConfig:
     """The settings of one engine. All sizes are in bytes unless the name says otherwise.
 
     Args:
-        part: ``"whole"``, or ``"encoder"``: the model without its decoder. Such an engine lends encoder outputs to
-            other engines, as the encoding replicas of a cluster do, and refuses requests. It has no keys and values, so
-            the settings of keys and values, of steps and of ``speculation`` are not used.
         device: ``"auto"`` (CUDA if there is such a device, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: the layers,
             with their pages, are split over the devices in order. Use it for models that are too large for one device.
@@ -206,7 +202,6 @@ class EngineConfig:
         InvalidRequest: a value out of its range.
     """
 
-    part: str = checked("whole", one_of(*PARTS))
     device: str = checked(
         "auto", Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there")
     )
@@ -271,11 +266,6 @@ class EngineConfig:
             demand(not self.compile, f"{quantized} with compile=True", alone)
             demand(not names, f"{quantized} with devices={names!r}", alone)
 
-    @property
-    def decodes(self) -> bool:
-        """True if the model is loaded with its decoder."""
-        return self.part == "whole"
-
     def encode_budget(self, device: str) -> int:
         """Returns the largest number of embeddings of one encode batch on ``device``, as the executor names it:
         ``"cpu"``, ``"cuda:0"``."""
@@ -284,8 +274,6 @@ class EngineConfig:
     def speculation_for(self, kind: Kind, device: str) -> Speculation | None:
         """Returns the speculation for a model of ``kind`` on ``device``, as the executor names it; ``None``: no
         speculation."""
-        if not self.decodes:
-            return None
         if self.speculation != "auto":
             return self.speculation
         plain = not self.compile and self.graphs != "eager"  # both are made for one token a sequence

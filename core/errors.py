@@ -19,8 +19,6 @@
         ├── EngineClosed             503  the block ended before the request did
         ├── EngineAsleep             503  the engine was put to sleep and refuses requests until it is woken
         ├── EncodeFailed             500  the encoder failed on the request's input
-        ├── BorrowFailed             500  no lender gave the encoder output, or the given one cannot be used
-        │   └── LenderLost           500  a lender's process ended while it encoded the item, which may be the cause
         ├── DeviceOutOfMemory        500  a call needed more memory than the device has left
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
         ├── DeviceLost               500  the device's context is broken for good; only a new process helps
@@ -130,15 +128,6 @@ class EngineAsleep(EngineError):
 
 class EncodeFailed(EngineError):
     """The encoder failed on this request's input, alone in its batch. The cause is attached."""
-
-
-class BorrowFailed(EngineError):
-    """An encoder output could not be borrowed. The engine encodes the item, or borrows from another lender."""
-
-
-class LenderLost(BorrowFailed):
-    """A lender's process ended while it encoded an item. The item may be the cause, so it is not encoded here. A
-    cluster runs the request in quarantine."""
 
 
 class DeviceOutOfMemory(EngineError, MemoryError):

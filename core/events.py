@@ -205,25 +205,6 @@ class EncodeShrunk(Event):
 
 
 @frozen
-class BorrowSent(OfKeys):
-    """A lender was asked for ``keys``. They are not encoded here meanwhile."""
-
-
-@frozen
-class BorrowDone(OfKeys):
-    """The outputs of ``keys`` came from a lender, and are on the device."""
-
-
-@frozen
-class BorrowBroke(OfKeys):
-    """No lender gave the outputs of ``keys``, or a received output could not be kept. Keys that are still held are
-    encoded here, or borrowed again."""
-
-    error: str = ""
-    note = "nothing borrowed"
-
-
-@frozen
 class FreeSent(OfKeys):
     """The runner was ordered to drop ``keys``. Their bytes count until `EntryFreed`."""
 

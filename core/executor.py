@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from .model import ModelDescription
-from .plan import DeviceMemory, LentOutput, StepPlan, StepResult
+from .plan import DeviceMemory, StepPlan, StepResult
 from .request import EncoderItem
 
 
@@ -25,19 +25,6 @@ class Executor(Protocol):
 
     def encode(self, jobs: tuple[EncoderItem, ...]) -> None:
         """Computes the encoder outputs of ``jobs`` in one batch, and keeps each as a copy of its own under its key."""
-
-    def take_out(self, key: str) -> LentOutput:
-        """Returns a copy of the encoder output of ``key``, which stays resident. A key that is not resident is a bug of
-        ours."""
-
-    def put_in(self, output: LentOutput) -> None:
-        """Keeps an encoder output that another executor has computed, under its key. A key that is resident already is
-        a bug of ours.
-
-        Raises:
-            BorrowFailed: the output differs from what this executor would have computed. For example, it has another
-                dtype.
-        """
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one decoder step. Drops the records of ``plan.ended`` first: they are gone even if the step raises."""

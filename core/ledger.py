@@ -1,34 +1,26 @@
-"""The encoder ledger: the books of encoder outputs. They say which outputs are reserved, being encoded or borrowed,
-held, lent, idle or being freed, and how many bytes these take.
+"""The encoder ledger: the books of encoder outputs. They say which outputs are reserved, being encoded, held, idle or
+being freed, and how many bytes these take.
 
 Pure: no clock, no I/O. Methods take facts and return `Decisions`, which the encoder-cache actor turns into messages.
 `TRANSITIONS` describes the life of an entry. `EncoderLedger._change` looks up the next state in it, and updates the
 books of the state that the entry leaves and of the state that it enters. `transition_table` prints the table for the
 docs.
 
-A ledger may lend outputs to other engines, or borrow them from others. A *loan* is a hold whose holder is a borrower.
-It ends when the borrower releases it, or when its term is over, since a lost borrower releases nothing. The borrower's
-ledger reserves the bytes too, and borrows the output in place of encoding it. So the bytes count on both sides all the
-time. A ledger that borrows does not lend: two full ledgers could wait for each other's room for ever.
-
 The cost of a fact does not grow with the number of entries, and hardly with the number of waits (see `Ordered`). The
 exceptions are a lost generation and the close.
 
 The promises are these: no free while held, no use before ready, no phantom, always freed eventually, every acquire is
-answered, books balance, encode once. Each is a property in ``tests/properties``. A loan counts as a hold in all of
-them.
+answered, books balance, encode once. Each is a property in ``tests/properties``.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from attrs import asdict, define, evolve, field
 
 from .batch_size import BatchSize
-from .errors import EncodeFailed, LenderLost
 from .ledger_table import RESIDENT, TRANSITIONS, Change, State
 from .ledger_values import (
     Decisions,
@@ -38,24 +30,18 @@ from .ledger_values import (
     LedgerStatistics,
     Refusal,
     Wait,
-    borrow_failure,
     encode_failure,
-    lender_loss,
     too_large,
 )
 from .ordered import Ordered
 from .request import EncoderItem
-
-MOST_BORROWS = 3
-"""The number of failed borrows after which an entry that cannot be encoded here is refused."""
 
 
 @define(eq=False)
 class EncoderLedger:
     """The books of the encoder cache.
 
-    ``capacity`` is in bytes, ``batch_size`` in embeddings. With ``borrows`` entries are borrowed. An entry whose borrow
-    has failed is encoded here. With ``encodes`` false it is borrowed again, up to `MOST_BORROWS` times in all.
+    ``capacity`` is in bytes, ``batch_size`` in embeddings.
 
     Acquires are served strictly by (order, arrival), and entries are encoded in that order too. Even if its entry is
     resident, an acquire waits until the earlier acquires are served. Otherwise a popular entry could keep a waiting
@@ -64,16 +50,12 @@ class EncoderLedger:
 
     capacity: int
     batch_size: BatchSize = field(factory=lambda: BatchSize(1 << 62))
-    borrows: bool = False
-    encodes: bool = True
     taken: int = 0
     _entries: dict[str, Entry] = field(factory=dict)
     _reserved: Ordered[str] = field(factory=Ordered)  # entries to encode, in the order of their dispatch
-    _to_borrow: Ordered[str] = field(factory=Ordered)  # entries to borrow; they are reserved too
     _halves: deque[tuple[str, ...]] = field(factory=deque)  # halves of failed batches: reserved too, dispatched first
     _idle: OrderedDict[str, float] = field(factory=OrderedDict)  # key -> idle since; oldest first
     _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but acquires wait for them
-    _loans: OrderedDict[Hold, float] = field(factory=OrderedDict)  # ready since; oldest first
     _freeing: int = 0  # bytes of entries that are being freed
     _held: int = 0  # number of held entries
     _waits: dict[Hold, Wait] = field(factory=dict)
@@ -88,42 +70,22 @@ class EncoderLedger:
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
-    def acquire(
-        self,
-        holder: str,
-        item: EncoderItem,
-        *,
-        order: int = 0,
-        loan: bool = False,
-        now: float = -math.inf,
-    ) -> Decisions:
+    def acquire(self, holder: str, item: EncoderItem, *, order: int = 0) -> Decisions:
         """Acquires the output of ``item`` for ``holder``. ``ready`` or ``refused`` answers, in these or in later
-        `Decisions`. The smallest ``order`` is served first. With ``loan`` the holder is a borrower, and ``now`` is
-        needed for the term of the loan."""
+        `Decisions`. The smallest ``order`` is served first."""
         assert not self._closed, "acquire after close"
-        assert not (loan and self.borrows), "a ledger that borrows does not lend"
         assert not self.holds(holder, item.key), f"{holder} acquired {item.key} twice"
-        self._now = max(self._now, now)
         self._counters.acquires += 1
         if item.size > self.capacity:
             self._draft.refused.append(Refusal(holder, item.key, too_large(item.size, self.capacity)))
         else:
-            self._wait(Wait(Hold(holder, item.key), (order, self._counters.acquires), item, loan))
+            self._wait(Wait(Hold(holder, item.key), (order, self._counters.acquires), item))
         return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
         """Releases ``key`` for ``holder``, or withdraws its acquire."""
         self._now = now
         self._give_back(Hold(holder, key))
-        return self._decide()
-
-    def end_loans(self, *, now: float, loan_seconds: float) -> Decisions:
-        """Ends the loans that have been ready for ``loan_seconds``. Their borrowers are considered lost."""
-        self._now = now
-        while self._loans and next(iter(self._loans.values())) + loan_seconds <= now:
-            hold = next(iter(self._loans))
-            self._draft.lapsed.append(hold)
-            self._give_back(hold)
         return self._decide()
 
     def take_encode_batch(self, most: int = 1 << 62) -> tuple[EncoderItem, ...]:
@@ -159,7 +121,7 @@ class EncoderLedger:
             self.batch_size.too_large(sum(entry.item.embeddings for entry in entries))
             self._draft.shrunk = self.batch_size.budget
         elif len(entries) == 1 and entries[0].failed_alone:
-            self._refuse(entries[0], encode_failure, error)
+            self._refuse(entries[0], error)
         elif len(entries) == 1:
             entries[0].failed_alone = True  # perhaps a fault of the device; a second failure is blamed on the item
         for entry in entries:
@@ -171,40 +133,8 @@ class EncoderLedger:
             self._halves.extend(tuple(half) for half in (retried[:middle], retried[middle:]) if half)
         return self._decide()
 
-    def take_borrows(self) -> tuple[EncoderItem, ...]:
-        """Dispatches all entries that are to be borrowed, in the order of their places. Their bytes are reserved
-        already."""
-        jobs = []
-        while (key := self._to_borrow.first()) is not None:
-            jobs.append(self._dispatch(key, Change.BORROW))
-        return tuple(jobs)
-
-    def borrowed(self, key: str, *, now: float) -> Decisions:
-        """Notes that the runner has stored the output of ``key``, which came from a lender."""
-        self._now = now
-        self._counters.borrowed += 1
-        self._change(self._entries[key], Change.BORROWED)
-        return self._decide()
-
-    def borrow_failed(self, key: str, error: Exception) -> Decisions:
-        """Notes that ``key`` was not lent, or was lost on its way. If the item failed in the lender's encoder, or may
-        have ended the lender, its holders are refused. Otherwise the item is encoded here, or borrowed again."""
-        entry = self._entries[key]
-        entry.borrows_failed += 1
-        if isinstance(error, EncodeFailed):
-            self._refuse(entry, encode_failure, error)
-        elif isinstance(error, LenderLost):
-            self._refuse(entry, lender_loss, error)
-        elif not self.encodes and entry.borrows_failed >= MOST_BORROWS:
-            self._refuse(entry, borrow_failure, error)
-        self._change(entry, Change.BORROW_FAILED)
-        if entry.state is State.RESERVED:
-            self._draft.retried.append(key)
-        return self._decide()
-
-    def freed(self, keys: Iterable[str], *, now: float = -math.inf) -> Decisions:
+    def freed(self, keys: Iterable[str]) -> Decisions:
         """Notes that the runner has dropped ``keys``. Their bytes are free from now on."""
-        self._now = max(self._now, now)
         for key in keys:
             self._change(self._entries[key], Change.FREED)
         return self._decide()
@@ -219,7 +149,6 @@ class EncoderLedger:
     def generation_lost(self) -> Decisions:
         """Notes that the runner lost all encoder outputs. Held entries are to be encoded again, and the others are
         gone."""
-        self._loans.clear()
         for entry in list(self._entries.values()):
             self._change(entry, Change.LOST)
         return self._decide()
@@ -256,18 +185,13 @@ class EncoderLedger:
         """
         return next(iter(self._idle.values()), None)
 
-    @property
-    def oldest_loan(self) -> float | None:
-        """The time at which the oldest loan became ready; ``None``: no loan is ready."""
-        return next(iter(self._loans.values()), None)
-
     def entries(self) -> dict[str, tuple[State, tuple[str, ...], int]]:
         """Returns the state, the holders and the size in bytes of every entry, by key."""
         return {key: (entry.state, tuple(entry.holders), entry.item.size) for key, entry in self._entries.items()}
 
     def keys_to_come(self) -> frozenset[str]:
-        """Returns the keys of all outputs that are reserved, being encoded or being borrowed, and of those that
-        acquires wait for without a reservation.
+        """Returns the keys of all outputs that are reserved or being encoded, and of those that acquires wait for
+        without a reservation.
         """
         coming = {key for key, entry in self._entries.items() if entry.state not in RESIDENT}
         return frozenset(coming | self._lacking.keys())
@@ -362,33 +286,28 @@ class EncoderLedger:
         for key in keys:
             if jobs and self._entries[key].item.embeddings > left:
                 break
-            jobs.append(self._dispatch(key, Change.DISPATCH))
+            self._change(self._entries[key], Change.DISPATCH)
+            jobs.append(self._entries[key].item)
             left -= jobs[-1].embeddings
         return tuple(jobs)
 
-    def _dispatch(self, key: str, change: Change) -> EncoderItem:
-        entry = self._entries[key]
-        self._change(entry, change)
-        return entry.item
-
-    def _refuse(self, entry: Entry, failure: Callable[[Exception], Exception], error: Exception) -> None:
+    def _refuse(self, entry: Entry, error: Exception) -> None:
         for holder in list(entry.holders):
             self._part(entry, holder)
-            self._draft.refused.append(Refusal(holder, entry.item.key, failure(error)))
+            self._draft.refused.append(Refusal(holder, entry.item.key, encode_failure(error)))
 
     # -- holders -----------------------------------------------------------------------------------------------------
 
     def _join(self, entry: Entry, wait: Wait) -> None:
         self._held += not entry.holders
         entry.place = min(entry.place, wait.place) if entry.holders else wait.place
-        entry.holders[wait.hold.holder] = wait.loan
-        entry.holders_here += not wait.loan
+        entry.holders[wait.hold.holder] = None
         entry.item = wait.item
-        if entry.state in {State.READY, State.LENT, State.IDLE}:
-            self._tell_ready(entry, [wait.hold.holder])
+        if entry.state in {State.READY, State.IDLE}:
+            self._draft.ready.append(wait.hold)
         self._change(entry, Change.ACQUIRE)
         if entry.state is State.RESERVED:
-            self._queue_of(entry).put(entry.item.key, entry.place)
+            self._reserved.put(entry.item.key, entry.place)
 
     def _give_back(self, hold: Hold) -> None:
         if hold in self._waits:
@@ -400,8 +319,7 @@ class EncoderLedger:
         self._change(entry, Change.RELEASE)
 
     def _part(self, entry: Entry, holder: str) -> None:
-        entry.holders_here -= not entry.holders.pop(holder)
-        self._loans.pop(Hold(holder, entry.item.key), None)
+        del entry.holders[holder]
         if not entry.holders:
             self._held -= 1
             entry.item = evolve(entry.item, payload=None)
@@ -410,29 +328,26 @@ class EncoderLedger:
 
     def _change(self, entry: Entry, change: Change) -> None:
         """Looks up the entry's next state. If the state changes, updates the books of both states."""
-        old, held = entry.state, entry.held
+        old, held = entry.state, bool(entry.holders)
         new = TRANSITIONS.get((old, change, held))
-        assert new is not None, (
-            f"{entry.item.key} cannot go through {change.value!r}, {old.value!r} and held {held.value}"
-        )
+        assert new is not None, f"{entry.item.key} cannot go through {change.value!r}, {old.value!r} and held {held}"
         if new is old:
             return
         entry.state = new
         if old is State.RESERVED:
             self._reserved.discard(entry.item.key)
-            self._to_borrow.discard(entry.item.key)
         elif old is State.FREEING:
             self._freeing -= entry.item.size
         self._enter(entry, old, change)
         self._refile(entry.item)
 
     def _enter(self, entry: Entry, old: State, change: Change) -> None:
-        if change in {Change.ENCODED, Change.BORROWED}:
-            entry.failed_alone, entry.borrows_failed = False, 0
-            self._tell_ready(entry, entry.holders)
+        if change is Change.ENCODED:
+            entry.failed_alone = False
+            self._draft.ready += [Hold(holder, entry.item.key) for holder in entry.holders]
         match entry.state:
             case State.RESERVED:
-                self._queue_of(entry).put(entry.item.key, entry.place)
+                self._reserved.put(entry.item.key, entry.place)
                 if old is State.ABSENT:
                     self._entries[entry.item.key] = entry
                     self.taken += entry.item.size
@@ -445,19 +360,6 @@ class EncoderLedger:
                 self.taken -= entry.item.size
                 if change is not Change.FREED:
                     self._draft.dropped.append(entry.item.key)
-
-    def _queue_of(self, entry: Entry) -> Ordered[str]:
-        """Returns the queue in which a reserved entry waits."""
-        encodes = not self.borrows or (self.encodes and entry.borrows_failed)
-        return self._reserved if encodes else self._to_borrow
-
-    def _tell_ready(self, entry: Entry, holders: Iterable[str]) -> None:
-        for holder in holders:
-            hold = Hold(holder, entry.item.key)
-            self._draft.ready.append(hold)
-            if entry.holders[holder]:
-                self._counters.loans += 1
-                self._loans[hold] = self._now
 
     def _refile(self, item: EncoderItem) -> None:
         """Files the item's key anew after its state or its waits have changed: as idle, as spared (idle, but awaited),

@@ -15,23 +15,13 @@ class State(_Key):
     ABSENT = "absent"
     RESERVED = "reserved"  # bytes taken, nothing dispatched
     ENCODING = "encoding"  # the runner works on it
-    BORROWING = "borrowing"  # a lender was asked for it, or the runner puts in what has come
-    READY = "ready"  # resident and held here
-    LENT = "lent"  # resident, held by borrowers alone
+    READY = "ready"  # resident and held
     IDLE = "idle"  # resident, not held
     FREEING = "freeing"  # the runner was ordered to drop it
 
 
-RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
+RESIDENT = frozenset({State.READY, State.IDLE, State.FREEING})
 """The states in which the device has the output."""
-
-
-class Held(_Key):
-    """The kind of holders of an entry after a change. A loan is a hold whose holder is another engine."""
-
-    NOT = "no"
-    HERE = "yes"  # by holders of this engine, and perhaps by borrowers too
-    LENT = "by borrowers"  # by borrowers alone
 
 
 class Change(_Key):
@@ -42,73 +32,43 @@ class Change(_Key):
     DISPATCH = "dispatched"
     ENCODED = "encoded"
     ENCODE_FAILED = "encode failed"
-    BORROW = "asked of a lender"
-    BORROWED = "borrowed"
-    BORROW_FAILED = "borrow failed"
     EVICT = "evict (pressure, idle time, close)"
     FREED = "freed"
     LOST = "runner generation lost"
 
 
-TRANSITIONS: dict[tuple[State, Change, Held], State] = {
-    (State.ABSENT, Change.ACQUIRE, Held.HERE): State.RESERVED,
-    (State.ABSENT, Change.ACQUIRE, Held.LENT): State.RESERVED,
-    (State.RESERVED, Change.ACQUIRE, Held.HERE): State.RESERVED,
-    (State.RESERVED, Change.ACQUIRE, Held.LENT): State.RESERVED,
-    (State.RESERVED, Change.RELEASE, Held.HERE): State.RESERVED,
-    (State.RESERVED, Change.RELEASE, Held.LENT): State.RESERVED,
-    (State.RESERVED, Change.RELEASE, Held.NOT): State.ABSENT,
-    (State.RESERVED, Change.DISPATCH, Held.HERE): State.ENCODING,
-    (State.RESERVED, Change.DISPATCH, Held.LENT): State.ENCODING,
-    (State.ENCODING, Change.ACQUIRE, Held.HERE): State.ENCODING,
-    (State.ENCODING, Change.ACQUIRE, Held.LENT): State.ENCODING,
-    (State.ENCODING, Change.RELEASE, Held.HERE): State.ENCODING,
-    (State.ENCODING, Change.RELEASE, Held.LENT): State.ENCODING,
-    (State.ENCODING, Change.RELEASE, Held.NOT): State.ENCODING,
-    (State.ENCODING, Change.ENCODED, Held.HERE): State.READY,
-    (State.ENCODING, Change.ENCODED, Held.LENT): State.LENT,
-    (State.ENCODING, Change.ENCODED, Held.NOT): State.IDLE,
-    (State.ENCODING, Change.ENCODE_FAILED, Held.HERE): State.RESERVED,  # the entry is tried again
-    (State.ENCODING, Change.ENCODE_FAILED, Held.LENT): State.RESERVED,
-    (State.ENCODING, Change.ENCODE_FAILED, Held.NOT): State.ABSENT,
-    (State.RESERVED, Change.BORROW, Held.HERE): State.BORROWING,
-    (State.BORROWING, Change.ACQUIRE, Held.HERE): State.BORROWING,
-    (State.BORROWING, Change.RELEASE, Held.HERE): State.BORROWING,
-    (State.BORROWING, Change.RELEASE, Held.NOT): State.BORROWING,
-    (State.BORROWING, Change.BORROWED, Held.HERE): State.READY,
-    (State.BORROWING, Change.BORROWED, Held.NOT): State.IDLE,
-    (State.BORROWING, Change.BORROW_FAILED, Held.HERE): State.RESERVED,  # encoded here, or asked of another lender
-    (State.BORROWING, Change.BORROW_FAILED, Held.NOT): State.ABSENT,
-    (State.READY, Change.ACQUIRE, Held.HERE): State.READY,
-    (State.READY, Change.RELEASE, Held.HERE): State.READY,
-    (State.READY, Change.RELEASE, Held.LENT): State.LENT,
-    (State.READY, Change.RELEASE, Held.NOT): State.IDLE,
-    (State.LENT, Change.ACQUIRE, Held.HERE): State.READY,
-    (State.LENT, Change.ACQUIRE, Held.LENT): State.LENT,
-    (State.LENT, Change.RELEASE, Held.LENT): State.LENT,
-    (State.LENT, Change.RELEASE, Held.NOT): State.IDLE,
-    (State.IDLE, Change.ACQUIRE, Held.HERE): State.READY,
-    (State.IDLE, Change.ACQUIRE, Held.LENT): State.LENT,
-    (State.IDLE, Change.EVICT, Held.NOT): State.FREEING,
-    (State.FREEING, Change.FREED, Held.NOT): State.ABSENT,
-    (State.RESERVED, Change.LOST, Held.HERE): State.RESERVED,
-    (State.RESERVED, Change.LOST, Held.LENT): State.RESERVED,
-    (State.ENCODING, Change.LOST, Held.HERE): State.RESERVED,
-    (State.ENCODING, Change.LOST, Held.LENT): State.RESERVED,
-    (State.BORROWING, Change.LOST, Held.HERE): State.RESERVED,
-    (State.READY, Change.LOST, Held.HERE): State.RESERVED,
-    (State.LENT, Change.LOST, Held.LENT): State.RESERVED,
-    (State.ENCODING, Change.LOST, Held.NOT): State.ABSENT,
-    (State.BORROWING, Change.LOST, Held.NOT): State.ABSENT,
-    (State.IDLE, Change.LOST, Held.NOT): State.ABSENT,
-    (State.FREEING, Change.LOST, Held.NOT): State.ABSENT,
+TRANSITIONS: dict[tuple[State, Change, bool], State] = {  # True: the entry is held after the change
+    (State.ABSENT, Change.ACQUIRE, True): State.RESERVED,
+    (State.RESERVED, Change.ACQUIRE, True): State.RESERVED,
+    (State.RESERVED, Change.RELEASE, True): State.RESERVED,
+    (State.RESERVED, Change.RELEASE, False): State.ABSENT,
+    (State.RESERVED, Change.DISPATCH, True): State.ENCODING,
+    (State.ENCODING, Change.ACQUIRE, True): State.ENCODING,
+    (State.ENCODING, Change.RELEASE, True): State.ENCODING,
+    (State.ENCODING, Change.RELEASE, False): State.ENCODING,
+    (State.ENCODING, Change.ENCODED, True): State.READY,
+    (State.ENCODING, Change.ENCODED, False): State.IDLE,
+    (State.ENCODING, Change.ENCODE_FAILED, True): State.RESERVED,  # the entry is tried again
+    (State.ENCODING, Change.ENCODE_FAILED, False): State.ABSENT,
+    (State.READY, Change.ACQUIRE, True): State.READY,
+    (State.READY, Change.RELEASE, True): State.READY,
+    (State.READY, Change.RELEASE, False): State.IDLE,
+    (State.IDLE, Change.ACQUIRE, True): State.READY,
+    (State.IDLE, Change.EVICT, False): State.FREEING,
+    (State.FREEING, Change.FREED, False): State.ABSENT,
+    (State.RESERVED, Change.LOST, True): State.RESERVED,
+    (State.ENCODING, Change.LOST, True): State.RESERVED,
+    (State.READY, Change.LOST, True): State.RESERVED,
+    (State.ENCODING, Change.LOST, False): State.ABSENT,
+    (State.IDLE, Change.LOST, False): State.ABSENT,
+    (State.FREEING, Change.LOST, False): State.ABSENT,
 }
 
 
 def transition_table() -> str:
     """Returns `TRANSITIONS` as a Markdown table."""
     rows = [
-        f"| {old.value} | {change.value} | {held.value} | {new.value} |"
+        f"| {old.value} | {change.value} | {'yes' if held else 'no'} | {new.value} |"
         for (old, change, held), new in TRANSITIONS.items()
     ]
     return "\n".join(["| from | event | held then | to |", "|---|---|---|---|", *rows])

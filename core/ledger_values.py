@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from attrs import define, field, frozen
 
-from .errors import EncodeFailed, LenderLost, RequestTooLarge
-from .ledger_table import Held, State
+from .errors import EncodeFailed, RequestTooLarge
+from .ledger_table import State
 from .ordered import Place
 from .request import EncoderItem
 
@@ -32,8 +32,8 @@ class Refusal:
 @define
 class Decisions:
     """The decisions that the actor carries out after one fact. ``ready`` holders may read. The runner must drop
-    ``free`` keys. ``retried`` keys of a failed encode batch or borrow are reserved again. The terms of ``lapsed`` loans
-    are over. ``shrunk`` is the new budget of encode batches, if a batch did not fit the device's memory."""
+    ``free`` keys. ``retried`` keys of a failed encode batch are reserved again. ``shrunk`` is the new budget of encode
+    batches, if a batch did not fit the device's memory."""
 
     reserved: list[tuple[str, int]] = field(factory=list)
     ready: list[Hold] = field(factory=list)
@@ -41,7 +41,6 @@ class Decisions:
     dropped: list[str] = field(factory=list)
     free: list[str] = field(factory=list)
     retried: list[str] = field(factory=list)
-    lapsed: list[Hold] = field(factory=list)
     shrunk: int | None = None
 
 
@@ -52,17 +51,8 @@ class Entry:
     item: EncoderItem  # has its payload while the entry is held, since it may be encoded again
     place: Place  # in the queue of reserved entries: the best place of its holders so far
     state: State = State.ABSENT
-    holders: dict[str, bool] = field(factory=dict)  # in order of arrival; True for a loan
-    holders_here: int = 0  # the holders that are no borrowers
+    holders: dict[str, None] = field(factory=dict)  # in order of arrival
     failed_alone: bool = False  # once; after a second time the holders are refused
-    borrows_failed: int = 0  # failed borrows since the entry was last resident
-
-    @property
-    def held(self) -> Held:
-        """The kind of holders that the entry has."""
-        if self.holders_here:
-            return Held.HERE
-        return Held.LENT if self.holders else Held.NOT
 
 
 @frozen(eq=False)
@@ -72,7 +62,6 @@ class Wait:
     hold: Hold
     place: Place
     item: EncoderItem
-    loan: bool
 
 
 def encode_failure(error: Exception) -> EncodeFailed:
@@ -82,25 +71,6 @@ def encode_failure(error: Exception) -> EncodeFailed:
     failure = EncodeFailed(
         f"the encoder failed on this request's input twice, alone in its batch ({type(error).__name__}: {error}); "
         f"other requests go on; the input is the likely cause"
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def borrow_failure(error: Exception) -> EncodeFailed:
-    """Returns a new error for each holder of an output that could not be borrowed."""
-    failure = EncodeFailed(
-        "no lender gave this request's encoder output, and this engine cannot encode it; the last refusal was "
-        f"{type(error).__name__}: {error}. Start encoders, then send the request again"
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def lender_loss(error: Exception) -> LenderLost:
-    """Returns a new error for each holder of an output that a lender was encoding when the lender was lost."""
-    failure = LenderLost(
-        f"an input of this request may have ended a lender's process, so this engine does not encode it: {error}"
     )
     failure.__cause__ = error
     return failure
@@ -121,8 +91,6 @@ class LedgerCounters:
     acquires: int = 0
     hits: int = 0  # acquires served by an entry that was already reserved, being encoded or resident
     encoded: int = 0
-    borrowed: int = 0  # outputs that came from lenders
-    loans: int = 0  # loans that became ready for borrowers
     evicted: int = 0
 
 
@@ -136,6 +104,4 @@ class LedgerStatistics(LedgerCounters):
     held: int
     idle: int
     waiting: int
-    bytes_by_state: Mapping[
-        str, int
-    ]  # `taken` in parts: reserved, encoding, borrowing, ready (held), lent, idle, freeing
+    bytes_by_state: Mapping[str, int]  # `taken` in parts: reserved, encoding, ready (held), idle, freeing

@@ -218,18 +218,16 @@ class Overview:
 
     def _take_batch(self, event: events.OfKeys) -> None:
         match event:
-            case events.EncodeDispatched() | events.BorrowSent():  # borrowed outputs are shown as being encoded
+            case events.EncodeDispatched():
                 self._move(event.keys, BEING_ENCODED, event.time)
                 for request_id in [one for key in event.keys for one in self._wanted.get(key, {}).values()]:
                     line = self.waiting.get(request_id)
                     if line is not None and line.stage == QUEUED:
                         self._enter(line, ENCODING, event.time)
-            case events.EncodeDone() | events.BorrowDone():
+            case events.EncodeDone():
                 self._move(event.keys, IDLE, event.time)
             case events.EncodeBroke():
                 self._fail(f"encode of {len(event.keys)}: {event.error}")
-                self._move(event.keys, RESERVED, event.time)
-            case events.BorrowBroke():
                 self._move(event.keys, RESERVED, event.time)
             case events.FreeSent():
                 self._move(event.keys, FREEING, event.time)

@@ -3,9 +3,7 @@ never tensors."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from attrs import field, frozen
+from attrs import frozen
 
 from .request import Alignment, LogitRules, Placeholder, Pooling, Probe, SamplingParams
 
@@ -154,25 +152,6 @@ class StepResult:
 
     step_id: int
     sampled: tuple[SampledToken, ...]
-
-
-@frozen(kw_only=True, eq=False)
-class HostArray:
-    """A tensor in host memory. ``data`` has its bytes as a NumPy array, and ``dtype`` is the name that torch uses."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    data: Any = field(repr=False)
-
-
-@frozen(kw_only=True, eq=False)
-class LentOutput:
-    """A copy of an encoder output, on its way to another engine. ``key`` is derived from content, weights and dtype.
-    ``arrays`` has the output of the model, and that of a draft model if it has an encoder too."""
-
-    key: str
-    size: int  # bytes of all ``arrays``, which the ledger counts
-    arrays: tuple[HostArray, ...]
 
 
 @frozen(kw_only=True)

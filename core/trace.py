@@ -46,7 +46,7 @@ HISTORY = 32  # events kept for one entry or request, since an entry may be hit 
 
 class _Life(enum.Enum):
     RESERVED = "reserved"
-    ENCODING = "being encoded"  # or borrowed
+    ENCODING = "being encoded"
     RESIDENT = "resident"
     FREEING = "being freed"
 
@@ -70,9 +70,6 @@ _MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and 
     events.EncodeRetried: (_Life.RESERVED, _Life.RESERVED, ENCODE_ONCE),
     events.EncodeDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
     events.EncodeBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),  # each entry is dispatched again, or dropped
-    events.BorrowSent: (_Life.RESERVED, _Life.ENCODING, ENCODE_ONCE),
-    events.BorrowDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
-    events.BorrowBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),
     events.FreeSent: (_Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE),
 }
 

@@ -27,7 +27,7 @@ from ..core.config import EngineConfig
 from ..core.errors import CheckpointError, EncodeFailed
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
-from ..core.plan import Chunk, DeviceMemory, LentOutput, SampledToken, StepPlan, StepResult
+from ..core.plan import Chunk, DeviceMemory, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem
 from .blueprints.blueprint import AnyModel, Blueprint, Parts
 from .blueprints.read import Blueprints
@@ -38,7 +38,7 @@ from .device_calls import device_call, device_errors
 from .machine.defaults import OwnDefaults, defaults_of_a_step
 from .machine.threads import set_threads
 from .memory.allocator import trim
-from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
+from .memory.encoder_outputs import EncoderOutputs
 from .memory.resources import ReleaseReport, ResourceStack
 from .networks.network import Feed, Record
 from .sampler import Sampler
@@ -338,30 +338,6 @@ class TorchExecutor:
             encoded = list(map(_encode, crossed, repeat(jobs)))
         for (_, outputs), found in zip(crossed, encoded, strict=True):
             outputs.add(dict(zip(keys, found, strict=True)))
-
-    @device_call
-    def take_out(self, key: str) -> LentOutput:
-        """Returns a copy, in host memory, of the encoder output ``key``, which must be resident."""
-        with device_errors("a copy of an encoder output"):
-            arrays = [to_host(outputs.get(key)) for _, outputs in self._opened().crossed()]
-        return LentOutput(key=key, size=sum(len(array.data) for array in arrays), arrays=tuple(arrays))
-
-    @device_call
-    def put_in(self, output: LentOutput) -> None:
-        """Keeps an output that another executor has computed, as if it had been encoded here.
-
-        Raises:
-            BorrowFailed: the output has another dtype than this model, or a draft model with an encoder belongs to only
-                one of the two executors.
-        """
-        crossed, blueprints = self._opened().crossed(), self._blueprints
-        assert blueprints is not None, "the executor is open"
-        assert all(output.key not in outputs for _, outputs in crossed), f"{output.key} is put in although resident"
-        check_lent(output, [blueprint.dtype for blueprint in blueprints.all][: len(crossed)])
-        with device_errors("a borrowed encoder output"):
-            tensors = [from_host(array, blueprints.main.device) for array in output.arrays]
-        for (_, outputs), tensor in zip(crossed, tensors, strict=True):
-            outputs.add({output.key: tensor})
 
     @device_call
     def step(self, plan: StepPlan) -> StepResult:

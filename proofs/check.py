@@ -16,7 +16,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from triolet.core.ledger_table import TRANSITIONS, Change, Held, State
+from triolet.core.ledger_table import TRANSITIONS, Change, State
 
 HERE = Path(__file__).resolve().parent
 NAMES = {
@@ -27,7 +27,7 @@ NAMES = {
 }
 FORMULAS = {"ledger": ("first", "second", "third", "freed_at_last"), "steps": ("first", "second", "third")}
 WORLDS = {
-    "ledger": ({}, {"LOANS": 1}, {"BORROWS": 1}, {"ROOM": 2}, {"LOANS": 1, "ROOM": 2}, {"KEYS": 3, "ROOM": 2}),
+    "ledger": ({}, {"ROOM": 2}, {"KEYS": 3, "ROOM": 2}),
     "steps": ({}, {"AHEAD": 1}, {"ROOM": 2}, {"REQUESTS": 4}, {"KEYS": 3}),
 }
 CYCLE = "acceptance cycle"  # a run in which the formula never comes true
@@ -35,18 +35,12 @@ BUGS = {  # of each model: a bug, the formula that is checked, and how Spin begi
     "ledger": (
         ("BUG_RESURRECTS", "first", "assertion violated 0"),  # not in the table
         ("BUG_EVICTS_HELD", "first", "assertion violated !(((((("),  # no free while held
-        ("BUG_EVICTS_LENT", "first", "assertion violated !(((((("),
-        ("BUG_LENDS_WHAT_IS_HELD", "first", "assertion violated ((life[i]!="),  # lent while held here
         ("BUG_FREES_TWICE", "first", "assertion violated device[key]"),  # frees hit
         ("BUG_OVERBOOKS", "first", "assertion violated (taken<="),
         ("BUG_LOSES_ROOM", "first", "assertion violated (taken=="),
         ("BUG_STORES_NOTHING", "first", "assertion violated device[k"),  # no use before ready
-        (
-            "BUG_LOSS_FORGETS_THE_IDLE",
-            "first",
-            "assertion violated ( !((((life[i]==4)||",
-        ),  # believed, not there
-        ("BUG_FREES_NOTHING", "first", "assertion violated (((((((life[i]==4)||"),  # there, and in no book
+        ("BUG_LOSS_FORGETS_THE_IDLE", "first", "assertion violated ( !(((life[i]==3)||"),  # believed, not there
+        ("BUG_FREES_NOTHING", "first", "assertion violated (((((life[i]==3)||"),  # there, and in no book
         ("BUG_LOSS_LEAVES_READERS", "first", "assertion violated ( !((((((0<3)"),  # readers of what is not ready
         ("BUG_ENCODES_TWICE", "first", "assertion violated !(device[key])"),  # encode once
         ("BUG_TELLS_NO_READERS", "first", CYCLE),
@@ -89,7 +83,7 @@ def table() -> str:
     states = ", ".join(_state(state) for state in State)
     changes = ", ".join(_change(change) for change in Change)
     rows = [
-        f"  :: s == {_state(old)} && c == {_change(change)} && h == {list(Held).index(held)} -> s = {_state(new)}"
+        f"  :: s == {_state(old)} && c == {_change(change)} && h == {int(held)} -> s = {_state(new)}"
         for (old, change, held), new in TRANSITIONS.items()
     ]
     lines = [f"mtype = {{ {states} }}", f"mtype = {{ {changes} }}", "inline look_up(s, c, h) {", "  if"]

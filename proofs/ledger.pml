@@ -1,14 +1,11 @@
 /* The encoder ledger as a model for Spin: the life of entries (table.pml, made of TRANSITIONS in core/ledger_table.py),
    the queue of acquires, eviction under pressure and after idle time, the device, a lost generation, and the close.
    Everything that happens is one message to the ledger, as in actors/encoder_cache.py, or one action of the device, so
-   each is atomic. The device acts first, and the ledger hears of it later. With -DLOANS the last request is a
-   borrower's: what it alone holds is lent, and the end of its term is a release like any other. With -DBORROWS the
-   ledger borrows, and what no lender gave is encoded.
+   each is atomic. The device acts first, and the ledger hears of it later.
 
    Not modelled: sizes (all outputs have the size 1), batches of several encodings and their halves, priorities (acquires
    wait in the order of their arrival), batches that are too large for the memory, the order of eviction (any idle entry
-   may go first), refusals of what can never fit, refusals by lenders, answers of lenders out of order, and a ledger that
-   borrows and lends. The properties in tests/properties/ have these.
+   may go first), and refusals of what can never fit. The properties in tests/properties/ have these.
    Run by proofs/check.py, which also plants the bugs below (-DBUG_...): the checker must find each. */
 
 #include "table.pml"
@@ -40,21 +37,8 @@ chan frees = [KEYS] of { byte };
 chan encoded_facts = [KEYS] of { byte, bit };  /* what the device has done, and the ledger has yet to hear */
 chan freed_facts = [KEYS] of { byte };
 
-#if defined(BUG_EVICTS_LENT) || defined(BUG_LENDS_WHAT_IS_HELD)
-#define LOANS
-#endif
-#ifdef LOANS
-#define IS_LOAN(r) (r == REQUESTS - 1)
-#else
-#define IS_LOAN(r) 0
-#endif
-#ifdef BORROWS
-bit unlent[KEYS];            /* no lender gave it */
-#endif
-
 #define KEY(r) ((r) % KEYS)
 #define HAS(r, k) (r < REQUESTS && KEY(r) == k && (phase[r] == holds || phase[r] == reads))
-#define HAS_HERE(r, k) (!IS_LOAN(r) && HAS(r, k))
 #define READS(r, k) (r < REQUESTS && KEY(r) == k && phase[r] == reads)
 #define WAITS(r, k) (r < REQUESTS && KEY(r) == k && phase[r] == waits)
 #if REQUESTS == 3
@@ -63,33 +47,22 @@ bit unlent[KEYS];            /* no lender gave it */
 #define ANY(what, k) (what(0, k) || what(1, k) || what(2, k) || what(3, k))
 #endif
 
-#define HELD(k) (ANY(HAS_HERE, k) -> 1 : (ANY(HAS, k) -> 2 : 0))  /* as Held in core/ledger_table.py */
-#define OFFERED(k) (life[k] == ready || life[k] == lent)
+#define HELD(k) (ANY(HAS, k) -> 1 : 0)
+#define OFFERED(k) (life[k] == ready)
 
 mtype was = absent;
 byte k, r, i, room, lacking;  /* of the message that is handled; the same between two messages */
 
 inline change(key, what) {
   was = life[key];
-#ifdef BUG_LENDS_WHAT_IS_HELD
-  if
-  :: life[key] == lent && what == acquire -> look_up(life[key], what, 2)
-  :: else -> look_up(life[key], what, HELD(key))
-  fi;
-#else
   look_up(life[key], what, HELD(key));
-#endif
   if
   :: was != reserved && life[key] == reserved -> to_encode ! key
   :: was == reserved && life[key] != reserved -> to_encode ?? eval(key)
   :: else
   fi;
   if
-  :: life[key] == absent ->  /* the entry is forgotten, and all that it knows */
-     failed_alone[key] = 0;
-#ifdef BORROWS
-     unlent[key] = 0
-#endif
+  :: life[key] == absent -> failed_alone[key] = 0  /* the entry is forgotten, and all that it knows */
   :: else
   fi;
   was = absent
@@ -143,8 +116,6 @@ inline count_room() {
 
 #ifdef BUG_EVICTS_HELD
 #define EVICTABLE(k) (life[k] == idle || life[k] == ready)
-#elif defined(BUG_EVICTS_LENT)
-#define EVICTABLE(k) (life[k] == idle || life[k] == lent)
 #else
 #define EVICTABLE(k) (life[k] == idle)
 #endif
@@ -187,7 +158,7 @@ inline make_room() {         /* which idle entry goes first is left open: any ma
 }
 
 #define BELIEVED(k) (OFFERED(k) || life[k] == idle)
-#define POSSIBLE(k) (BELIEVED(k) || life[k] == encoding || life[k] == borrowing || life[k] == freeing_state)
+#define POSSIBLE(k) (BELIEVED(k) || life[k] == encoding || life[k] == freeing_state)
 
 inline check() {             /* what the books say is on the device is there, and nothing that they do not know */
   assert(taken <= ROOM);
@@ -196,8 +167,7 @@ inline check() {             /* what the books say is on the device is there, an
     if :: life[i] != absent -> room++ :: else fi;
     assert(!BELIEVED(i) || device[i]);
     assert(POSSIBLE(i) || !device[i]);
-    assert(!ANY(READS, i) || OFFERED(i));
-    assert(life[i] != lent || HELD(i) == 2)
+    assert(!ANY(READS, i) || OFFERED(i))
   }
   assert(taken == room);
   k = 0; r = 0; i = 0; room = 0; lacking = 0
@@ -255,18 +225,14 @@ proctype Encoder() {
   :: atomic {
        nempty(to_encode) ->
        to_encode ? <key>;
-#ifdef BORROWS
-       if :: unlent[key] -> change(key, dispatched) :: else -> change(key, borrow) fi;
-#else
        change(key, dispatched);
-#endif
        dispatches ! key;
 #ifdef BUG_ENCODES_TWICE
        if :: nfull(dispatches) -> dispatches ! key :: else fi;
 #endif
        key = 0; check()
      }
-  :: atomic {                /* the device stores, what came from a lender too, or it fails or the lender does */
+  :: atomic {                /* the device stores, or it fails */
        nempty(dispatches) && nfull(encoded_facts) ->
        dispatches ? key;
        if
@@ -285,19 +251,8 @@ proctype Encoder() {
        if
        :: stored ->
           failed_alone[key] = 0;
-#ifdef BORROWS
-          unlent[key] = 0;
-          if :: life[key] == borrowing -> change(key, borrowed) :: else -> change(key, encoded) fi;
-#else
           change(key, encoded);
-#endif
           if :: OFFERED(key) -> tell_readers(key) :: else fi
-#ifdef BORROWS
-       :: !stored && life[key] == borrowing ->
-          unlent[key] = 1;
-          change(key, borrow_failed);
-          if :: life[key] == absent -> taken-- :: else fi
-#endif
        :: else ->            /* failed: tried once more, then its holders are refused */
           if
           :: failed_alone[key] ->

@@ -15,7 +15,7 @@ from attrs import evolve
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 
-OPTIONS = ("replicas", "encoders", "replica_cpus", "replica_gpus")
+OPTIONS = ("replicas", "replica_cpus", "replica_gpus")
 _REPLICAS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -61,7 +61,7 @@ def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, An
     from ..api.model_spec import ModelSpec
     from ..cluster import Cluster
 
-    named = dict(zip(OPTIONS, ("replicas", "encoders", "cpus", "gpus"), strict=True))
+    named = dict(zip(OPTIONS, ("replicas", "cpus", "gpus"), strict=True))
     settings = {named[name]: given[name] for name in OPTIONS if given[name] is not None}
     kept = evolve(config, encoder_idle_seconds=math.inf)  # with many replicas keeping outputs pays: docs/cluster.md
     make = partial(Cluster, model, config=kept, **settings)

@@ -173,12 +173,6 @@ class _Bytes(click.ParamType[int]):
     help="The number of replicas of each model: 2, or 2-8 to follow demand. Default: 1.",
 )
 @click.option(
-    "--encoders",
-    type=click.IntRange(0),
-    metavar="N",
-    help="The number of additional replicas of each model, which only encode. Default: 0.",
-)
-@click.option(
     "--replica-cpus",
     type=float,
     metavar="N",

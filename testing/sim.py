@@ -22,7 +22,7 @@ from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
 from ..core.model import ModelDescription
-from ..core.plan import Chunk, DeviceMemory, LentOutput, SampledToken, SequenceStart, StepPlan, StepResult
+from ..core.plan import Chunk, DeviceMemory, SampledToken, SequenceStart, StepPlan, StepResult
 from ..core.request import EncoderItem
 from .sim_beams import SimSearch
 from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens, expected_logprob
@@ -32,8 +32,6 @@ SECONDS: Mapping[Job, float] = {
     Job.OPEN: 1.0,
     Job.ENCODE: 0.3,
     Job.FREE: 0.001,
-    Job.TAKE_OUT: 0.002,
-    Job.PUT_IN: 0.002,
     Job.STEP: 0.02,
     Job.RESET: 0.01,
     Job.SLEEP: 0.05,
@@ -117,18 +115,6 @@ class SimExecutor:
         for key in keys:
             self._check(key in self.outputs, f"{key} is freed, but it is not resident")
             del self.outputs[key]
-
-    def take_out(self, key: str) -> LentOutput:
-        """Implements `Executor.take_out`."""
-        self._call(Job.TAKE_OUT, (key,))
-        self._check(key in self.outputs, f"{key} is taken out, but it is not resident")
-        return LentOutput(key=key, size=self.outputs[key], arrays=())
-
-    def put_in(self, output: LentOutput) -> None:
-        """Implements `Executor.put_in`."""
-        self._call(Job.PUT_IN, (output.key,))
-        self._check(output.key not in self.outputs, f"{output.key} is put in though it is resident")
-        self.outputs[output.key] = output.size
 
     def step(self, plan: StepPlan) -> StepResult:
         """Implements `Executor.step`."""

@@ -94,8 +94,6 @@ class StepJudge:
             self._step_ended(argument, result)
         elif job is Job.ENCODE and not failed:
             self._encoded(argument)
-        elif job is Job.PUT_IN and not failed:
-            self._device.encode(argument.key, argument.size)
         elif job is Job.FREE and not failed:
             for key in argument:
                 self._device.free(key)

@@ -29,7 +29,6 @@ class Backend(Protocol):
 
         Raises:
             EngineClosed: the backend is stopping.
-            InvalidRequest: the model has no decoder.
         """
 
     def abort(self, request_id: str) -> None:

@@ -28,7 +28,7 @@ class Acquire:
 @frozen
 class Release:
     """Reports that ``holder`` releases the entry of ``key``, or withdraws its acquire. The encoder cache gets this
-    action as a message; borrowers send the same message."""
+    action as a message."""
 
     holder: str
     key: str

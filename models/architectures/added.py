@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, InvalidRequest
 from ..checkpoints.loading import load_part, place_of
-from ..checkpoints.parts import Find
 from ..checkpoints.settings import Settings
 from ..checkpoints.turns import TURNS
 from ..machine.defaults import OURS
@@ -168,8 +167,8 @@ class VoxtralRealtime(AddedAudio):
     architecture: str = "VoxtralRealtimeForConditionalGeneration"
     options: Mapping[str, Any] = field(factory=lambda: {"use_cache": False})
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        module = super().load(folder, dtype, without=without)
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        module = super().load(folder, dtype)
         return PacedModel(module, Pace.read(folder).delay).eval()
 
     def processor(self, folder: Path, config: Any) -> Any:
@@ -221,8 +220,7 @@ class AddedModel(nn.Module):
         for name, part in encoder.items():
             self.add_module(name, part)  # first, since audio is read in the dtype of the first weight
         self.model, self.config, self._language = module.model, module.config, language
-        if hasattr(module, "lm_head"):  # else it is the encoder alone
-            self.lm_head = module.lm_head
+        self.lm_head = module.lm_head
 
     @property
     def base_model(self) -> nn.Module:
@@ -258,10 +256,9 @@ class PacedModel(AddedModel):
         with torch.no_grad():
             condition = module.model.time_embedding(torch.full((1,), delay, device=device, dtype=dtype))[None]
         del self.model.time_embedding
-        if hasattr(self, "lm_head"):
-            language = self.base_model
-            language.register_buffer("condition", condition, persistent=False)
-            language.register_forward_pre_hook(_conditioned, with_kwargs=True)
+        language = self.base_model
+        language.register_buffer("condition", condition, persistent=False)
+        language.register_forward_pre_hook(_conditioned, with_kwargs=True)
 
 
 def _conditioned(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -309,15 +306,10 @@ class KyutaiSpeech(AddedAudio):
 
     architecture: str = "KyutaiSpeechToTextForConditionalGeneration"
     language: str = "model"
+    left_out: str = "codec_model.decoder"  # makes sound
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """Returns the model without the part of the codec that makes sound."""
-
-        def unread(made: Any) -> list[nn.Module]:
-            decoder = [made.model.layers, made.model.norm, made.lm_head]  # not the tokens: codes are among them
-            return [made.codec_model.decoder, *([] if without is None else decoder)]
-
-        module = super().load(folder, dtype, without=unread)
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        module = super().load(folder, dtype)
         config: Any = module.config
         first, codebooks = _generation(folder, "bos_token_id", config.bos_token_id), config.codec_config.num_quantizers
         tokens = config.vocab_size + config.num_codebooks * config.codebook_vocab_size
@@ -334,8 +326,8 @@ class KyutaiSpeech(AddedAudio):
 
             make: Any = AutoModel  # transformers has no types for it
             codec = make.from_config(config.codec_config)
-        stored = sum(tensor.numel() for tensor in codec.state_dict().values())
         del codec.decoder
+        stored = sum(tensor.numel() for tensor in codec.state_dict().values())
         held = sum(tensor.nbytes for tensor in (*codec.parameters(), *codec.buffers()))
         return int(held - stored * dtype.itemsize)
 
@@ -402,9 +394,6 @@ class CodedModel(AddedModel):
         self.register_buffer("begin", (begin + table[first] - table[config.pad_token_id])[None], persistent=False)
         for part in module.codec_model.modules():
             _settle(part)
-        if not hasattr(self, "lm_head"):
-            del self.model.embed_tokens
-            return
         self.model.embed_tokens = _embedding(table[: config.vocab_size])
         self.model.register_forward_pre_hook(_windowed, with_kwargs=True)
 

@@ -18,7 +18,6 @@ from ...core.aligning import TextAligner
 from ...core.errors import CheckpointError
 from ...core.request import Placeholder
 from ..checkpoints.loading import load_module, load_part, processor_template
-from ..checkpoints.parts import Find
 from .prompts import MediaPreparer, Read, settled, tokenize
 
 
@@ -29,13 +28,12 @@ class Family:
     architecture: str  # the class of transformers that loads it
     language: str = "model.language_model"  # the submodule of the language model, whose attention becomes ours
     medium: str = "image"  # or "audio"
-    left_out: str = ""  # the submodule that is not loaded
+    left_out: str = ""  # the submodule that is not loaded; its weights' names in the files begin with it
     added: bool = False  # the embeddings of a prompt's one item are added to those of its tokens and of later ones
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """Returns the model on the CPU, in eval mode: whole, or ``without`` some parts. Raises the errors of
-        `load_module`."""
-        return load_module(self.architecture, folder, dtype, without=without)
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        """Returns the model on the CPU, in eval mode. Raises the errors of `load_module`."""
+        return load_module(self.architecture, folder, dtype, left_out=self.left_out)
 
     def text(self, module: nn.Module) -> nn.Module:
         """The language model within ``module``."""

@@ -43,11 +43,6 @@ class FrameFamily:
     predicts: bool = True  # false: CTC, without a prediction network
     causal: bool = False  # the subsampling convolutions see no later frames
 
-    @property
-    def others(self) -> tuple[str, ...]:
-        """The names of the parts besides the encoder."""
-        return ("decoder", "joint") if self.predicts else ("ctc_head",)
-
     def emissions(self, folder: Path, config: Any) -> Emissions:
         """Returns the rules by which the labels become emissions.
 
@@ -181,11 +176,6 @@ class FrameFamily:
 class GraniteFamily(FrameFamily):
     """Granite Speech 5, a CTC model: two spectra with their changes are one row, and some layers halve the rows. Its
     attention sees blocks, so that the length has no limit of its own."""
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """None, since the encoder has the weights of the head, too."""
-        return ()
 
     def most_hops(self, folder: Path, config: Any) -> int:  # noqa: ARG002
         return 100 * _MOST_SECONDS

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ...core.errors import CheckpointError, InvalidRequest
 from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.lora import merge_adapter
-from ..checkpoints.parts import Find
 from .frontends import PairedMel, StackedFbank, TorchFeatures
 from .heard import HeardAudio
 from .prompts import MediaPreparer, Read
@@ -103,10 +102,10 @@ class GraniteSpeech(Fronted):
 
     front: type[TorchFeatures] = PairedMel
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        module = super().load(folder, dtype, without=without)
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        module = super().load(folder, dtype)
         config: Any = module.config
-        if config.has_lora_adapter and without is None:
+        if config.has_lora_adapter:
             merge_adapter(self.text(module), folder)
         return module
 
@@ -126,8 +125,8 @@ class FunAsr(Fronted):
     architecture: str = "FunAsrNanoForConditionalGeneration"
     front: type[TorchFeatures] = StackedFbank
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        module = super().load(folder, dtype, without=without)
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        module = super().load(folder, dtype)
         config: Any = module.config
         config.adaptor_config._attn_implementation = "eager"  # transformers chooses it too, with a warning
         return module
@@ -155,23 +154,16 @@ class Phi4Multimodal(HeardAudio):
     language: str = "model"
     left_out: str = "model.embed_tokens_extend.image_embed"
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
         """Moves the encoder of audio out of the decoder's module."""
-
-        def unneeded(made: Any) -> list[nn.Module]:
-            images, within = made.get_submodule(self.left_out), made.model.embed_tokens_extend
-            decoder = [part for part in (made.lm_head, *made.model.children()) if part is not within]
-            return [images] if without is None else [images, *decoder]
-
-        loaded = super().load(folder, dtype, without=unneeded)
+        loaded = super().load(folder, dtype)
         module: Any = loaded
         within, config = module.model.embed_tokens_extend, module.config
         module.audio_embed = within.audio_embed
         del within.audio_embed
         within.config = copy(config)
         config.audio_config = config.vision_config = None  # else the encoder would get the attention of the decoder
-        if without is None:
-            merge_adapter(module.model, folder, "speech-lora")
+        merge_adapter(module.model, folder, "speech-lora")
         return loaded
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, **about: Any) -> MediaPreparer:

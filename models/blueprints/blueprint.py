@@ -110,8 +110,8 @@ class Blueprint:
 
     @property
     def keeps_kv(self) -> bool:
-        """False if the model has no decoder, or reads each prompt whole, in one step."""
-        return self.config.decodes
+        """False if the model reads each prompt whole, in one step."""
+        return True
 
     @property
     def sizes(self) -> KVSizes:
@@ -151,7 +151,7 @@ class Blueprint:
         Args:
             why_not: the reason why the native library does not compute the model; ``None``: the library computes it.
         """
-        if why_not is None or not self.config.decodes or self.kv_dtype == self.dtype:
+        if why_not is None or self.kv_dtype == self.dtype:
             return
         raise InvalidRequest(
             f"kv_dtype={self.config.kv_dtype!r}, but the native library does not compute the model: {why_not}; "

@@ -15,8 +15,7 @@ from ..architectures.items import AudioItems
 from ..checkpoints.loading import load_module
 from ..native.crossed import CrossedDecoder
 from ..native.runner import Runner
-from ..networks.encoder_alone import EncoderAlone
-from ..networks.encoder_decoder import EncoderDecoderNetwork, encode_alike
+from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Network
 from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
@@ -30,33 +29,15 @@ class CrossedBlueprint(ModuleBlueprint):
     checkpoint: CrossedCheckpoint
 
     def read(self) -> nn.Module:
-        loader, folder = self.checkpoint.family.loader, self.checkpoint.folder
-        if not self.config.decodes:
-            return load_module(  # an encoder that reads tokens has its own token embeddings
-                loader,
-                folder,
-                self.dtype,
-                without=lambda made: [
-                    made.get_decoder(),
-                    made.get_output_embeddings(),
-                    made.get_input_embeddings(),
-                ],
-            )
-        module = load_module(loader, folder, self.dtype)
+        module = load_module(self.checkpoint.family.loader, self.checkpoint.folder, self.dtype)
         _set_apart(module)
         return module
-
-    def not_native(self) -> str | None:
-        return super().not_native() if self.config.decodes else "it has no decoder"
 
     def find_decoder(self, module: nn.Module) -> CrossedDecoder:
         return CrossedDecoder(module)
 
     def take(self, own: Own, model: Any) -> Parts:
         shape = self.checkpoint.shape
-        if not self.config.decodes:
-            encode = partial(encode_alike, self.checkpoint.family, model)
-            return Parts(network=EncoderAlone(positions=shape.positions, encode=encode), model=model)
         paged = own("self_kv", self.allocate_pages())
         cross = own("cross_kv", self.allocate_slots())
         network = EncoderDecoderNetwork(
@@ -77,8 +58,7 @@ class CrossedBlueprint(ModuleBlueprint):
         return self.open_runner(decoder.program(positions, distances), network.paged, network.cross)
 
     def prove(self, network: Network) -> None:
-        if not isinstance(network, EncoderDecoderNetwork):
-            return  # an encoder alone keeps its own attention
+        assert isinstance(network, EncoderDecoderNetwork), "the network of `take`"
         decoder = self.native_decoder(network.model.module)
         native = None if isinstance(decoder, str) else partial(self.open_native, decoder)
         compare = partial(compare_decoder, network, self.checkpoint, self.dtype, native)

@@ -34,9 +34,8 @@ _ENCODERS = (  # in the names of unquantized weights; the last is a table of cod
     *("visual", "vision", "audio", "projector", "connector", "encoder", "codec"),
     "embed_tokens.embed_tokens",
 )
-_DECODERS = frozenset(  # names in encoder-decoders and frame models; the last three are those of NeMo
-    {"decoder", "lm_head", "proj_out", "final_logits_bias", "joint", "ctc_head"}
-    | {"transf_decoder", "log_softmax", "encoder_decoder_proj"}
+_DECODERS = frozenset(  # names in encoder-decoders; the last three are those of NeMo
+    {"decoder", "lm_head", "proj_out", "final_logits_bias", "transf_decoder", "log_softmax", "encoder_decoder_proj"}
 )
 _CROSS = (  # torch multiplies with these, not the native library
     "encoder_attn.k_proj.weight",
@@ -127,7 +126,7 @@ def _computed(blueprint: AnyBlueprint) -> int:
     if isinstance(blueprint, TextBlueprint):
         family = blueprint.checkpoint.family
         return 0 if family is None else family.buffer_bytes(blueprint.checkpoint.config, blueprint.dtype)
-    if blueprint.checkpoint.architecture != "CanaryForConditionalGeneration" or not blueprint.config.decodes:
+    if blueprint.checkpoint.architecture != "CanaryForConditionalGeneration":
         return 0
     return 4 * blueprint.decoder.positions * blueprint.decoder.hidden
 
@@ -144,8 +143,6 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         between, largest = _widths(stored, "encoder.layers.0.")
         rows, own = shape.embeddings, max(64 * largest, BATCH * (shape.embeddings + PANEL))
         found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
-    if not blueprint.config.decodes:
-        return found
     first = ("layers.0.",) if isinstance(blueprint, TextBlueprint) else ("decoder.layers.0.", "decoder.block.0.")
     between, largest = _widths(stored, *first)
     if isinstance(shape, WhisperShape):
@@ -174,19 +171,9 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
-    """Yields the tensors that are read. A head that equals the token embedding is left out, and so is the decoder if
-    the engine only encodes.
-    """
-    if not blueprint.config.decodes:
-        return ((name, one) for name, one in stored.items() if _is_of_encoder(blueprint, name))
+    """Yields the tensors that are read. A head that equals the token embedding is left out."""
     tied = isinstance(blueprint, TextBlueprint) and getattr(blueprint.checkpoint.config, "tie_word_embeddings", False)
     return ((name, one) for name, one in stored.items() if not (tied and name.endswith(_HEADS)))
-
-
-def _is_of_encoder(blueprint: AnyBlueprint, name: str) -> bool:
-    if isinstance(blueprint, TextBlueprint):
-        return any(part in name for part in _ENCODERS)
-    return _DECODERS.isdisjoint(name.split("."))
 
 
 def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
@@ -210,7 +197,7 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
         return True
     if name.endswith(_SHARED):
         return bool(blueprint.checkpoint.config.tie_word_embeddings)  # otherwise nothing reads this tensor
-    return not _is_of_encoder(blueprint, name) and not name.endswith(_CROSS)
+    return not _DECODERS.isdisjoint(name.split(".")) and not name.endswith(_CROSS)
 
 
 def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:

@@ -15,7 +15,6 @@ from ..checkpoints.loading import load_module
 from ..memory.budget import KVSizes
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.frames import FrameSlots, FrameStates
-from ..networks.encoder_alone import EncoderAlone
 from ..networks.encoder_decoder import encode_alike
 from ..networks.frames import FrameNetwork
 from ..networks.item_encoder import ItemEncoder
@@ -33,10 +32,10 @@ class FrameBlueprint(ModuleBlueprint):
     @property
     def sizes(self) -> KVSizes:
         shape = self.checkpoint.shape
-        width, decodes = self.dtype.itemsize, self.config.decodes
+        width = self.dtype.itemsize
         return KVSizes(
-            page=(2 * shape.layers + 1) * shape.head_dim * width * decodes,
-            slot=shape.embeddings * shape.hidden * width * decodes,
+            page=(2 * shape.layers + 1) * shape.head_dim * width,
+            slot=shape.embeddings * shape.hidden * width,
             positions=self.positions,
             page_size=self.positions,
         )
@@ -46,10 +45,7 @@ class FrameBlueprint(ModuleBlueprint):
         return MOST_STATES * self.checkpoint.family.state_bytes(self.checkpoint.config, self.dtype)
 
     def read(self) -> nn.Module:
-        family, folder = self.checkpoint.family, self.checkpoint.folder
-        others = () if self.config.decodes else family.others
-        without = (lambda made: [getattr(made, name) for name in others]) if others else None
-        module = load_module(family.loader, folder, self.dtype, without=without)
+        module = load_module(self.checkpoint.family.loader, self.checkpoint.folder, self.dtype)
         for part in module.modules():
             if isinstance(part, nn.LSTM):
                 part._flat_weights = []  # a second list of the weights, which nothing here reads
@@ -65,8 +61,6 @@ class FrameBlueprint(ModuleBlueprint):
             together=partial(encode_alike, family, model),
             states=own("encoder_states", EncoderStates()) if family.causal else None,
         )
-        if not self.config.decodes:
-            return Parts(network=EncoderAlone(positions=shape.positions, encode=encoder.encode), model=model)
         states = FrameStates.allocate(
             layers=shape.layers,
             pages=self.chosen.pages,

@@ -76,7 +76,6 @@ def _read(folder: Path, config: EngineConfig) -> AnyBlueprint:
     diarizer = read_diarizer_checkpoint(folder)
     if diarizer is not None:
         _refuse(config, diarizer.architecture)
-        _refuse_part(config, diarizer.architecture)
         return _checked(DiarizerBlueprint(config=config, device=device, dtype=dtype, checkpoint=diarizer))
     text = read_text_checkpoint(folder)
     if not text.causal:
@@ -89,9 +88,7 @@ def _read(folder: Path, config: EngineConfig) -> AnyBlueprint:
         if device.type != "cpu" or devices or config.compile:
             raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' without compile")
         dtype = find_dtype(config.dtype, device, int8=Library.load() is None)
-    if text.family is None:
-        _refuse_part(config, text.architecture)
-    stages = cut(text.shape.layers, devices) if devices and config.decodes else ()
+    stages = cut(text.shape.layers, devices) if devices else ()
     return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
 
 
@@ -107,14 +104,6 @@ def _refuse_template(config: EngineConfig, kind: str) -> None:
     if config.chat_template is not None:
         raise InvalidRequest(
             f"chat_template is given for {kind}, which has no conversations; allowed: decoders. Leave it out"
-        )
-
-
-def _refuse_part(config: EngineConfig, kind: str) -> None:
-    if not config.decodes:
-        raise InvalidRequest(
-            f"part={config.part!r} is given for {kind}, which has no encoder whose outputs are lent; allowed: "
-            "encoder-decoders, and models that read images or audio. Use part='whole', and in a cluster encoders=0"
         )
 
 
@@ -156,7 +145,7 @@ class Blueprints:
                 f"{main.checkpoint.architecture}, or 0 for all of them"
             )
         name = config.speculation.draft if isinstance(config.speculation, Speculation) else None
-        if name is None or not (config.decodes or isinstance(main, WhisperBlueprint)):  # others encode nothing
+        if name is None:
             return cls(main=main, draft=None)
         device = config.devices[-1] if config.devices else config.device  # the device that has the model's logits
         own = evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0, chat_template=None)

@@ -26,7 +26,6 @@ from ..native.decoders import Decoder
 from ..native.runner import Runner
 from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
-from ..networks.encoder_alone import EncoderAlone
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from ..speech.known import with_speech
@@ -47,7 +46,7 @@ class TextBlueprint(ModuleBlueprint):
 
     @property
     def keeps_kv(self) -> bool:
-        return self.config.decodes and self.checkpoint.causal
+        return self.checkpoint.causal
 
     @property
     def state_bytes(self) -> int:
@@ -66,8 +65,7 @@ class TextBlueprint(ModuleBlueprint):
     def read(self) -> nn.Module:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
         if checkpoint.family is not None:
-            without = None if self.config.decodes else lambda made: [self._language(made), _head(made)]
-            return checkpoint.family.load(folder, self.dtype, without=without)
+            return checkpoint.family.load(folder, self.dtype)
         quantized = checkpoint.quantized
         module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", quantized=quantized)
         others = adopt_quantized(module, self.dtype) if quantized else []
@@ -79,7 +77,7 @@ class TextBlueprint(ModuleBlueprint):
         return module
 
     def pack(self, module: nn.Module, decoder: Decoder | None) -> None:
-        int8 = self.config.quantization is not None and self.config.decodes
+        int8 = self.config.quantization is not None
         if decoder is not None:
             decoder.pack(int8=int8)
         elif int8:
@@ -119,9 +117,6 @@ class TextBlueprint(ModuleBlueprint):
             states = own("encoder_states", EncoderStates()) if self.state_bytes else None
             together = partial(encode_together, checkpoint.family, model)
             items = ItemEncoder(model=model, together=together, states=states)
-        if not self.config.decodes:
-            assert items is not None, "a model without an encoder was refused"
-            return Parts(network=EncoderAlone(positions=shape.positions, encode=items.encode), model=model)
         parts = [self.allocate_pages(stage.stop - stage.first, stage.device) for stage in self.stages]
         paged: Any = own("self_kv", StagedKV(tuple(parts)) if parts else self.allocate_pages())
         network = CausalNetwork(

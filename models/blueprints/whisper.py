@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from attrs import evolve, frozen
 
 from ...core.model import ModelDescription
 from ..checkpoints.whisper import Checkpoint, WeightFiles
-from ..networks.encoder_alone import EncoderAlone
 from ..networks.features import LogMel
 from ..networks.whisper import WhisperModel
-from ..networks.whisper_network import WhisperAligner, WhisperNetwork, encode_windows
+from ..networks.whisper_network import WhisperAligner, WhisperNetwork
 from ..networks.whisper_program import unknown
 from ..speech.whisper import with_whisper
 from .blueprint import Blueprint, Own, Parts
@@ -39,7 +37,6 @@ class WhisperBlueprint(Blueprint):
             device=self.device,
             dtype=self.dtype,
             int8=self.config.quantization is not None,
-            decodes=self.config.decodes,
             native=self.not_native() is None,
         )
 
@@ -50,11 +47,6 @@ class WhisperBlueprint(Blueprint):
         why_not, rows = self.not_native(), self.checkpoint.shape.embeddings
         log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
         self.log_way(why_not)
-        if not self.config.decodes:
-            encoder = own("native", self.open_runner(model.encoder_program(), rows=rows)) if why_not is None else None
-            encode = partial(encode_windows, model, log_mel, runner=encoder)
-            alone = EncoderAlone(positions=self.checkpoint.shape.positions, encode=encode)
-            return Parts(network=alone, model=model, log_mel=log_mel)
         paged = own("self_kv", self.allocate_pages())
         cross = own("cross_kv", self.allocate_slots())
         network = WhisperNetwork(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...core.errors import CheckpointError, EngineClosed, TrioletError, UnsupportedModel
 from ..machine.defaults import OwnDefaults
 from .files import find_weights, is_mapped
-from .parts import Find, cut_off, leaving_out
+from .parts import cut_off, leaving_out
 from .settings import Settings
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
@@ -34,21 +34,21 @@ def load_module(
     *,
     spare: str | None = None,
     quantized: bool = False,
-    without: Find | None = None,
+    left_out: str = "",
 ) -> nn.Module:
     """Returns the model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
 
     Args:
         spare: the name of an unused part, whose weights may be missing.
-        without: finds parts to leave out of the model; their weights are not read.
         quantized: another library quantized the weights, and transformers uses this library to read them.
+        left_out: the name of a part to leave out of the model; its weights are not read.
 
     Raises:
         UnsupportedModel: the library that quantized the weights is not installed.
         CheckpointError: weights are missing (transformers would fill them at random), damaged, or of another shape.
     """
     with TURNS.quiet():
-        module, told = _load_private(loader, folder, dtype, mapped=quantized or is_mapped(folder), without=without)
+        module, told = _load_private(loader, folder, dtype, mapped=quantized or is_mapped(folder), left_out=left_out)
     missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
@@ -58,18 +58,18 @@ def load_module(
         )
     if told["error_msgs"]:
         raise CheckpointError(f"the weights of {folder} cannot be used: {'; '.join(told['error_msgs'])}")
-    if without is not None:
-        cut_off(module)
+    if left_out:
+        cut_off(module, left_out)
     loaded: nn.Module = module.eval()
     return loaded
 
 
 def _load_private(
-    loader: str, folder: Path, dtype: torch.dtype, *, mapped: bool, without: Find | None
+    loader: str, folder: Path, dtype: torch.dtype, *, mapped: bool, left_out: str
 ) -> tuple[Any, Mapping[str, Any]]:
     """Returns the module, and what transformers tells of the load. Unless the files are ``mapped``, safetensors weights
     are read piece by piece, each tensor into its own memory. transformers itself would map the files, and mapped pages
-    that are read count as the process's memory. If parts are left out, the caller must call `cut_off`."""
+    that are read count as the process's memory. If a part is left out, the caller must call `cut_off`."""
     with TURNS.turn(), _errors(loader, folder):
         import transformers
 
@@ -81,7 +81,7 @@ def _load_private(
         for path in find_weights(folder):
             stored.update(stored_tensors(path))
         source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": stored}
-    own: Any = private(made) if without is None else leaving_out(private(made), without)
+    own: Any = leaving_out(private(made), left_out) if left_out else private(made)
     own.made_by.discard(threading.get_ident())
     with OwnDefaults(), _errors(loader, folder):
         module, told = own.from_pretrained(**source, local_files_only=True, dtype=dtype, output_loading_info=True)

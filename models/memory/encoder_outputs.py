@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
 from attrs import define, evolve, field
 from torch import Tensor
 
-from ...core.errors import BorrowFailed
-from ...core.plan import HostArray, LentOutput
 from ...core.request import EncoderItem
 
 
@@ -54,33 +50,3 @@ class EncoderOutputs:
     def release(self) -> None:
         """Drops everything."""
         self._outputs.clear()
-
-
-def to_host(output: Tensor) -> HostArray:
-    """Copies ``output`` to host memory bit for bit. Bytes are copied, since NumPy does not know all dtypes of torch."""
-    copied = output.to("cpu", copy=True).contiguous()
-    data = copied.view(-1).view(torch.uint8).numpy()
-    return HostArray(shape=tuple(output.shape), dtype=_name(output.dtype), data=data)
-
-
-def from_host(array: HostArray, device: torch.device) -> Tensor:
-    """Returns the tensor that was passed to `to_host`, on ``device``. The tensor does not refer to ``array``."""
-    dtype: torch.dtype = getattr(torch, array.dtype)
-    output = torch.empty(array.shape, dtype=dtype, device=device)
-    output.view(-1).view(torch.uint8).copy_(torch.from_numpy(np.array(array.data)))
-    return output
-
-
-def check_lent(output: LentOutput, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises `BorrowFailed` unless ``output`` has arrays of ``dtypes`` and as many bytes as its ``size`` says."""
-    had, wanted = [array.dtype for array in output.arrays], [_name(dtype) for dtype in dtypes]
-    size = sum(len(array.data) for array in output.arrays)
-    if had != wanted or size != output.size:
-        raise BorrowFailed(
-            f"the encoder output lent as {output.key} has {size} bytes of {', '.join(had)}; allowed: {output.size} "
-            f"bytes of {', '.join(wanted)}; give lenders and borrowers the same model and settings"
-        )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -366,14 +366,12 @@ class WhisperModel:
         device: torch.device,
         dtype: torch.dtype,
         int8: bool = False,
-        decodes: bool = True,
         native: bool = False,
     ) -> WhisperModel:
         """Loads the tensors of ``weights`` onto ``device`` as ``dtype``, one after the other.
 
         Args:
             int8: quantizes the matrices while they are read; the model still computes in ``dtype``.
-            decodes: reads the decoder, too; if false, only the encoder is read.
             native: puts the matrices in the native library's order.
 
         Raises:
@@ -381,13 +379,13 @@ class WhisperModel:
         """
         loader = Loader(weights=weights, device=device, dtype=dtype, int8=int8, native=native, taken=[])
         encoder = _Encoder.load(loader, checkpoint)
-        decoder = _Decoder.load(loader, checkpoint) if decodes else None
+        decoder = _Decoder.load(loader, checkpoint)
         return cls(shape=checkpoint.shape, encoder=encoder, decoder=decoder, tensors=loader.taken)
 
     @property
     def decoder(self) -> _Decoder:
         """The parts of the decoder."""
-        assert self._decoder is not None, "the model is released, or has no decoder"
+        assert self._decoder is not None, "the model is released"
         return self._decoder
 
     def encode(self, log_mel: Tensor, runner: Runner | None = None) -> Tensor:
@@ -426,10 +424,10 @@ class WhisperModel:
         return hidden
 
     def encoder_program(self) -> Program:
-        """Returns the encoder's program for the native library. If there is a decoder, the program's head computes the
-        keys and values of cross-attention. The model must have been loaded with ``native``."""
+        """Returns the encoder's program for the native library. The program's head computes the keys and values of
+        cross-attention. The model must have been loaded with ``native``."""
         assert self._encoder is not None, "the model is released"
-        cross = None if self._decoder is None else self._decoder.cross_keys_values
+        cross = self.decoder.cross_keys_values
         assert not isinstance(cross, Plain), "the model is not in the library's order"
         return write_encoder(self._encoder, self.shape, cross)
 

@@ -31,7 +31,7 @@ def unknown(shape: WhisperShape, activation: Activation) -> str | None:
     return None
 
 
-def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Program:
+def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels) -> Program:
     """Returns the program of an encoder without its convolutions. The program ends with the encoder output. Its head is
     ``cross``, which computes the keys and values of cross-attention in all layers.
     """
@@ -46,9 +46,8 @@ def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Pr
         _feed_forward(program, hidden, widened, layer.feed_forward)
     last = program.buffer(width)
     program.norm(hidden, last, _norm(encoder.norm), wanted=True)
-    if cross is not None:
-        program.linear(last, program.buffer(cross.outputs), cross, Ending.STORE, wanted=True)
-        program.has_head = True
+    program.linear(last, program.buffer(cross.outputs), cross, Ending.STORE, wanted=True)
+    program.has_head = True
     return program
 
 

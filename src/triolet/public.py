@@ -20,7 +20,6 @@ from .api.tools.formats import ToolFormat
 from .api.tools.reader import ToolReader
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
-    BorrowFailed,
     CallerError,
     CheckpointError,
     ContextLengthExceeded,
@@ -34,7 +33,6 @@ from .core.errors import (
     EngineTeardownError,
     InvalidRequest,
     InvariantViolation,
-    LenderLost,
     ModelTooLarge,
     Overloaded,
     PoisonRequest,
@@ -53,7 +51,6 @@ from .core.timings import Timings
 __all__ = [
     "ArgumentsPiece",
     "AudioDiarizer",
-    "BorrowFailed",
     "CallBegin",
     "CallerError",
     "CheckpointError",
@@ -79,7 +76,6 @@ __all__ = [
     "FinishReason",
     "InvalidRequest",
     "InvariantViolation",
-    "LenderLost",
     "LiveOptions",
     "LiveSession",
     "LiveText",

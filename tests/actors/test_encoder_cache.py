@@ -12,9 +12,7 @@ from triolet.actors import messages as m
 from triolet.actors.encoder_cache import EncoderCache
 from triolet.core import events
 from triolet.core.batch_size import BatchSize
-from triolet.core.errors import EngineClosed
 from triolet.core.ledger import EncoderLedger
-from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
 
 
@@ -116,89 +114,3 @@ async def test_what_is_dropped_is_told_before_what_takes_its_room(bench):
     await bench.gets(m.Release("c", "c"))
     told = [event for event in bench.told if isinstance(event, events.EntryDropped | events.EntryReserved)]
     assert told[-2:] == [events.EntryDropped("c"), events.EntryReserved("d", 10)], "books balance: c's room is d's"
-
-
-# -- loans and borrows -----------------------------------------------------------------------------------------------
-
-
-class Answer:
-    """Where an answer to a `Lend` goes; and lenders that say nothing by themselves."""
-
-    def __init__(self) -> None:
-        self.outputs: list[LentOutput] = []
-        self.errors: list[Exception] = []
-        self.asked: list[tuple[int, str]] = []
-        self.withdrawn: list[int] = []
-
-    def put(self, output: LentOutput) -> None:
-        self.outputs.append(output)
-
-    def refuse(self, error: Exception) -> None:
-        self.errors.append(error)
-
-    def ask(self, number: int, item: EncoderItem) -> None:
-        self.asked.append((number, item.key))
-
-    def withdraw(self, number: int) -> None:
-        self.withdrawn.append(number)
-
-
-def output(key: str, size: int = 10) -> LentOutput:
-    return LentOutput(key=key, size=size, arrays=())
-
-
-def lend(loan: str, key: str, answer: Answer) -> m.Lend:
-    return m.Lend(loan, EncoderItem(key=key, payload=None, embeddings=1, size=10), answer)
-
-
-async def test_a_copy_is_made_before_the_free_of_what_was_lent(bench):
-    answer = Answer()
-    await bench.fill()
-    out = await bench.gets(lend("loan", "a", answer), *(acquire(key, key) for key in "xyz"), m.Release("loan", "a"))
-    kinds = [type(message) for message in out]
-    assert kinds == [m.TakeOut, m.Free], "the encode lane keeps its order"
-    assert answer.errors, "every loan is answered, also one that is given back before its copy was made"
-    assert not await bench.gets(m.TakenOut("loan", output("a")))
-    assert not answer.outputs, "the loan has ended"
-
-
-async def test_a_loan_is_answered_with_its_copy_and_only_its_release_makes_room(bench):
-    answer = Answer()
-    await bench.fill()
-    await bench.gets(lend("loan", "a", answer), m.TakenOut("loan", output("a")))
-    assert [one.key for one in answer.outputs] == ["a"]
-    (free,) = await bench.gets(*(acquire(key, key) for key in "xyz"))
-    assert free.keys == ("b", "c"), "no free while lent"
-    (free,) = await bench.gets(m.Release("loan", "a"))
-    assert free.keys == ("a",)
-
-
-async def test_a_loan_is_refused_by_an_engine_that_stops(bench):
-    first, second = Answer(), Answer()
-    await bench.gets(lend("first", "x", first), m.SchedulerClosed(), lend("second", "x", second))
-    assert [type(error) for error in first.errors + second.errors] == [EngineClosed, EngineClosed]
-    assert not [event for event in bench.told if isinstance(event, events.EntryTakenBack)]
-
-
-async def test_what_comes_for_a_borrow_that_was_withdrawn_is_dropped(bench):
-    lenders = Answer()
-    bench.cache.ledger, bench.cache.lenders = EncoderLedger(30, borrows=True), lenders
-    await bench.gets(acquire("x", "x"))
-    await bench.gets(m.RunnerRestarted(1, asleep=False))
-    assert lenders.asked == [(1, "x"), (2, "x")]
-    assert lenders.withdrawn == [1]
-    assert not await bench.gets(m.Arrived(1, output("x"))), "it was asked of an earlier generation"
-    (put_in,) = await bench.gets(m.Arrived(2, output("x")))
-    assert (put_in.output.key, put_in.generation) == ("x", 1)
-    await bench.gets(m.PutInDone("x"))
-    assert events.EntryHeld("x", "x") in bench.told
-
-
-async def test_what_is_not_what_was_asked_for_is_not_put_in(bench):
-    lenders = Answer()
-    bench.cache.ledger, bench.cache.lenders = EncoderLedger(30, borrows=True), lenders
-    await bench.gets(acquire("x", "x"))
-    (encode,) = await bench.gets(m.Arrived(1, output("x", size=11)))
-    assert [item.key for item in encode.items] == ["x"], "books balance: more bytes than are reserved"
-    (broke,) = [event for event in bench.told if isinstance(event, events.BorrowBroke)]
-    assert "11 bytes of x, but 10 bytes of x were asked for" in broke.error

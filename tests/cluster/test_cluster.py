@@ -146,7 +146,7 @@ def test_on_asyncio_it_is_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"replicas": 0}, "replicas=0"), ({"cpus": "many"}, "cpus='many'"), ({"encoders": 1.5}, "encoders=1.5")],
+    [({"replicas": 0}, "replicas=0"), ({"cpus": "many"}, "cpus='many'"), ({"replicas": 1.5}, "replicas=1.5")],
 )
 def test_what_is_not_allowed_is_told_when_it_is_made(given: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):

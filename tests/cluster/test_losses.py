@@ -18,14 +18,14 @@ from triolet.actors.messages import End, Failed, Finished
 from triolet.cluster import backend
 from triolet.cluster.backend import RayBackend
 from triolet.cluster.messages import News
-from triolet.core.errors import LenderLost, PoisonRequest
+from triolet.core.errors import DeviceLost, PoisonRequest
 from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason, Request
 from triolet.core.timings import Timings
 
 pytestmark = pytest.mark.real_time
 
-DIES, PREEMPTED, LENDER_LOST, WELL = "dies", "preempted", "lender lost", "well"
+DIES, PREEMPTED, DEVICE_LOST, WELL = "dies", "preempted", "device lost", "well"
 NO_ROOM, GIVEN_UP = "no room", "given up"
 MAIN, QUARANTINE = "main", "quarantine"
 
@@ -90,8 +90,8 @@ class Replicas:
             await asyncio.get_running_loop().create_future()
         if where == QUARANTINE:
             yield News()
-        if fate == LENDER_LOST:
-            yield News(end=Failed(LenderLost("gone")))
+        if fate == DEVICE_LOST:
+            yield News(end=Failed(DeviceLost("gone")))
             return
         yield News((SampledToken(token_id=len(request.committed)),))
         if fate == WELL:
@@ -106,13 +106,11 @@ async def run(monkeypatch: pytest.MonkeyPatch, replicas: Replicas) -> Reader:
     """One request, to its end."""
     monkeypatch.setattr(backend, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(backend, "_ROOM_SECONDS", 0.1 if NO_ROOM in replicas.fates else 60.0)
-    silent = replicas.handle(MAIN)
     running = SimpleNamespace(
         lacks=lambda: None,
         describe=lambda: (None, None),
         handle=replicas.handle(MAIN),
         quarantine=replicas.handle(QUARANTINE),
-        handles=(silent,),
         quarantine_loads=lambda: False,
         register=SimpleNamespace(read=SimpleNamespace(remote=no_departures)),
         end=list,
@@ -140,7 +138,7 @@ async def no_departures(_: int) -> list[Any]:
         ((WELL,), [(MAIN, False)]),
         ((DIES, WELL), [(MAIN, False), (QUARANTINE, False)]),
         ((PREEMPTED, PREEMPTED, WELL), [(MAIN, False)] * 3),
-        ((LENDER_LOST, WELL), [(MAIN, False), (QUARANTINE, False)]),
+        ((DEVICE_LOST, WELL), [(MAIN, False), (QUARANTINE, False)]),
         ((DIES, NO_ROOM, WELL), [(MAIN, False), (QUARANTINE, False), (MAIN, True)]),
         ((DIES, NO_ROOM, DIES, WELL), [(MAIN, False), (QUARANTINE, False), (MAIN, True), (MAIN, True)]),
         ((DIES, GIVEN_UP, WELL), [(MAIN, False), (QUARANTINE, False), (MAIN, True)]),

@@ -89,7 +89,7 @@ def test_room_for_draws_of_many_threads_is_thought_of(tmp_path):
     assert found <= thought <= found + (4 << 20)
 
 
-@pytest.mark.parametrize("changes", [{"max_positions": 513}, {"max_positions": 10**6, "part": "encoder"}])
+@pytest.mark.parametrize("changes", [{"max_positions": 513}, {"max_positions": 10**6}])
 def test_more_positions_than_the_model_has_are_refused_before_anything_is_loaded(folder, changes):
     estimate(folder("qwen2_vl"), EngineConfig(max_positions=512))
     with pytest.raises(InvalidRequest, match=r"=[0-9]+; allowed: up to 512, the positions of Qwen2VL.*, or 0 for all"):

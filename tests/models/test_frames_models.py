@@ -86,21 +86,6 @@ def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(name: str, dty
     assert pickle.loads(pickle.dumps(description.speech)).facts == description.speech.facts
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_encoder_alone_computes_the_same_without_the_rest(name: str, opens: Any, folder: Any) -> None:
-    (whole, description), (alone, _) = (
-        opens(folder(name), EngineConfig(device="cpu", dtype="float32", threads=1, part=part))
-        for part in ("whole", "encoder")
-    )
-    item = description.preparer.prepare((), audio=[noise(20_000)]).items[0]
-    for executor in (whole, alone):
-        executor.encode((item,))
-    assert torch.equal(*(executor._open.outputs.get(item.key) for executor in (whole, alone)))
-    left_out = whole.memory().by_owner["weights"] - alone.memory().by_owner["weights"]
-    assert left_out > 0 or name == "granite_speech5", "the head of Granite Speech 5 is in its encoder, too"
-    assert "self_kv" not in alone.memory().by_owner
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "told"),
     [

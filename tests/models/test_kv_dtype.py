@@ -138,9 +138,3 @@ def test_a_decoder_that_is_no_program_is_refused(monkeypatch, folder, family, ki
     monkeypatch.setattr(f"triolet.models.native.{name}.{kind}.unknown", lambda _: "it is unknown")
     with pytest.raises(InvalidRequest, match="does not compute the model: it is unknown; allowed"):
         TorchExecutor(folder(family), EngineConfig(device="cpu", kv_dtype="bfloat16")).open()
-
-
-def test_an_encoder_alone_keeps_none(open_driver, folder):
-    """Its configuration may be that of engines with decoders."""
-    for family in ("whisper", "bart"):
-        assert kept(open_driver(folder(family), part="encoder", kv_dtype="float16").executor) == {}

@@ -7,9 +7,8 @@ once, since what a ledger does next depends on its state alone; the search goes 
 so that sequences of any length are covered. From every state reached, the liveness promise is checked too. The
 largest worlds are searched to the depth `SHALLOW` only, but in full by ``make soak`` and ``--hypothesis-profile=soak``.
 
-Fairness is assumed, and only this: the device answers every call that it was given, in order; lenders answer; loans
-end; holders who were told to read release at some time; somebody who waits may go on waiting as long as others hold
-what he needs.
+Fairness is assumed, and only this: the device answers every call that it was given, in order; holders who were told to
+read release at some time; somebody who waits may go on waiting as long as others hold what he needs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from attrs import define, field, frozen
 from hypothesis import settings
 
 from triolet.core.batch_size import BatchSize
-from triolet.core.errors import EncodeFailed
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, State
 from triolet.core.ledger_values import Decisions
@@ -35,7 +33,7 @@ DEPTH = 12
 SHALLOW = 8
 EVENTS = (
     *("ask", "release", "hears", "dispatch", "encoded", "encode failed", "out of memory", "freed", "idle time"),
-    *("generation lost", "close", "loan ends", "borrow", "borrowed", "borrow failed", "lender refuses"),
+    *("generation lost", "close"),
 )
 Event = tuple[str, int]  # what happens, and to which request; how many embeddings are dispatched at most
 
@@ -52,28 +50,20 @@ class _NeverLearns(BatchSize):
 
 @frozen
 class World:
-    """A small cache: what each request asks for, and in bytes how large the keys and the cache are. ``loans`` are the
-    requests of borrowers; a ledger that ``borrows`` ``encodes`` too, or does not."""
+    """A small cache: what each request asks for, and in bytes how large the keys and the cache are."""
 
     asks: tuple[str, ...]
     sizes: dict[str, int]
     capacity: int
-    loans: frozenset[int] = frozenset()
-    borrows: bool = False
-    encodes: bool = True
 
 
 WORLDS = {
     "two keys, room for one": World(("a", "b", "a"), {"a": 1, "b": 1}, 1),
     "two keys, room for both": World(("a", "b", "a"), {"a": 1, "b": 1}, 2),
     "a large key among small ones": World(("a", "b", "c"), {"a": 1, "b": 2, "c": 1}, 2),
-    "a lender": World(("a", "a", "b"), {"a": 1, "b": 1}, 1, loans=frozenset({1, 2})),
-    "a lender to one borrower": World(("a", "b", "a"), {"a": 1, "b": 1}, 2, loans=frozenset({2})),
-    "a borrower": World(("a", "b", "a"), {"a": 1, "b": 1}, 1, borrows=True),
-    "a borrower that encodes nothing": World(("a", "b", "a"), {"a": 1, "b": 1}, 1, borrows=True, encodes=False),
     "four requests": World(("a", "b", "c", "a"), {"a": 1, "b": 2, "c": 1}, 3),
 }
-LARGE = ("two keys, room for both", "a large key among small ones", "a lender to one borrower", "four requests")
+LARGE = ("two keys, room for both", "a large key among small ones", "four requests")
 
 
 @define(eq=False)
@@ -87,13 +77,11 @@ class Play:
     device: dict[str, int] = field(factory=dict)
     encoding: list[tuple[str, ...]] = field(factory=list)
     freeing: list[tuple[str, ...]] = field(factory=list)
-    borrowing: list[str] = field(factory=list)  # any of them may be answered next
     closed: bool = False
     failed: set[str] = field(factory=set)  # keys that have failed alone since they were reserved or computed
 
     def __attrs_post_init__(self) -> None:
-        world = self.world
-        self.ledger = EncoderLedger(world.capacity, _NeverLearns(2), borrows=world.borrows, encodes=world.encodes)
+        self.ledger = EncoderLedger(self.world.capacity, _NeverLearns(2))
 
     # -- what can happen ---------------------------------------------------------------------------------------------
 
@@ -105,12 +93,8 @@ class Play:
             events += [("hears", n) for n, phase in self.phases.items() if phase == "refused"]
             events += [("idle time", 0)] if self.ledger.oldest_idle is not None else []
             events += [("close", 0)]
-            events += [("loan ends", 0)] if self.ledger.oldest_loan is not None else []
         if self.ledger._reserved:
             events += [("dispatch", 1), ("dispatch", 2)]
-        events += [("borrow", 0)] if self.ledger._to_borrow else []
-        for number in range(len(self.borrowing)):
-            events += [("borrowed", number), ("borrow failed", number), ("lender refuses", number)]
         events += [("encoded", 0), ("encode failed", 0)] if self.encoding else []
         events += [("out of memory", 0)] if self.encoding and len(self.encoding[0]) > 1 else []
         events += [("freed", 0)] if self.freeing else []
@@ -123,8 +107,8 @@ class Play:
             case "ask":
                 key = self.world.asks[request]
                 self.phases[request] = "waits"
-                size, loan = self.world.sizes[key], request in self.world.loans
-                self.obey(self.ledger.acquire(f"r{request}", item(key, size=size, payload=key), loan=loan))
+                asked = item(key, size=self.world.sizes[key], payload=key)
+                self.obey(self.ledger.acquire(f"r{request}", asked))
             case "release":
                 if self.phases.pop(request) == "refused":
                     return  # the answer and this have crossed; the encoder-cache actor lets it pass
@@ -152,7 +136,6 @@ class Play:
             case "generation lost":
                 self.device.clear()
                 self.encoding.clear()
-                self.borrowing.clear()
                 self.freeing.clear()
                 self.phases = {n: "waits" if phase == "reads" else phase for n, phase in self.phases.items()}
                 self.obey(self.ledger.generation_lost())
@@ -160,36 +143,7 @@ class Play:
                 self.closed = True
                 self.phases.clear()
                 self.obey(self.ledger.close(now=0.0))
-            case "loan ends":
-                self.loan_ends()
-            case _:
-                self.borrowing_goes_on(what, request)
         self.check()
-
-    def borrowing_goes_on(self, what: str, number: int) -> None:
-        if what == "borrow":
-            jobs = self.ledger.take_borrows()
-            assert jobs, "every acquire is answered"
-            self.borrowing += [job.key for job in jobs]
-            return
-        key = self.borrowing.pop(number)
-        if what == "borrowed":
-            assert key not in self.device, "encode once"
-            self.device[key] = self.world.sizes[key]
-            self.failed.discard(key)
-            self.obey(self.ledger.borrowed(key, now=0.0))
-        else:
-            error = RuntimeError("lost") if what == "borrow failed" else EncodeFailed("bad item")
-            self.obey(self.ledger.borrow_failed(key, error))
-
-    def loan_ends(self) -> None:
-        """Of all loans that are ready."""
-        decisions = self.ledger.end_loans(now=0.0, loan_seconds=0.0)
-        for hold in decisions.lapsed:
-            request = int(hold.holder[1:])
-            assert self.phases.pop(request) == "reads", "a term begins when the loan is ready"
-            assert request in self.world.loans, "only a loan has a term"
-        self.obey(decisions)
 
     def encoded(self) -> None:
         keys = self.encoding.pop(0)
@@ -237,9 +191,7 @@ class Play:
         assert resident == set(self.device), "books balance: the device holds what the ledger says"
         for number, phase in self.phases.items():
             if phase == "reads":
-                key, here = self.world.asks[number], number not in self.world.loans
-                may_be = {State.READY} if here else {State.READY, State.LENT}
-                assert entries[key][0] in may_be, "no use before ready"
+                assert entries[self.world.asks[number]][0] is State.READY, "no use before ready"
 
     def settle(self) -> None:
         """Liveness: with a fair device and holders who leave, every acquire is answered, and after close all is
@@ -247,11 +199,8 @@ class Play:
         for _ in range(100):
             self.device_works()
             readers = [n for n, phase in self.phases.items() if phase == "reads"]
-            here = [n for n in readers if n not in self.world.loans]
-            if here:
-                self.happen(("release", here[0]))
-            elif readers:  # borrowers say nothing any more
-                self.happen(("loan ends", 0))
+            if readers:
+                self.happen(("release", readers[0]))
             elif not self.device_works():
                 break
         waiting = [n for n, phase in self.phases.items() if phase == "waits"]
@@ -265,7 +214,7 @@ class Play:
 
     def device_works(self) -> bool:
         """The device does one thing of each kind that it was asked for; whether there was any."""
-        fair = (("dispatch", 1), ("borrow", 0), ("encoded", 0), ("borrowed", 0), ("freed", 0))
+        fair = (("dispatch", 1), ("encoded", 0), ("freed", 0))
         enabled = self.enabled()
         works = [event for event in fair if event in enabled]
         for event in works:
@@ -277,15 +226,12 @@ class Play:
         ledger = self.ledger
         return (
             tuple(
-                (e.item.key, e.state, tuple(e.holders), e.item.payload, e.failed_alone, e.borrows_failed)
+                (e.item.key, e.state, tuple(e.holders), e.item.payload, e.failed_alone)
                 for e in ledger._entries.values()
             ),
             tuple(sorted(ledger._entries, key=lambda key: ledger._entries[key].place)),
             ledger.waiting(),
             tuple(ledger._reserved),
-            tuple(ledger._to_borrow),
-            tuple(ledger._loans),
-            tuple(self.borrowing),
             tuple(half for half in ledger._halves if half),
             tuple(ledger._idle),
             tuple(ledger._spared),
@@ -367,9 +313,8 @@ def test_the_exploration_meets_every_event_and_every_state() -> None:
     """What is explored is not a corner: each event happens, and entries go through each state of the table."""
     rng = random.Random(0)
     events, states = set(), set()
-    worlds = ("two keys, room for both", "a lender to one borrower", "a borrower")
-    for number in range(3000):
-        play = Play(WORLDS[worlds[number % len(worlds)]])
+    for _ in range(3000):
+        play = Play(WORLDS["two keys, room for both"])
         for _ in range(20):
             if not (enabled := play.enabled()):
                 break

@@ -220,9 +220,7 @@ def test_e7_an_entry_of_two_readers_freed_after_the_first():
 
     Caught by "no use before ready": acquire a; acquire a; dispatch; encoded; the first holder releases.
     """
-    counted = "entry.holders_here -= not entry.holders.pop(holder)"
-    forgets_all = "entry.holders_here = entry.holders.clear() or 0"
-    first_leaves = ("core.ledger:EncoderLedger._part", counted, forgets_all)
+    first_leaves = ("core.ledger:EncoderLedger._part", "del entry.holders[holder]", "entry.holders.clear()")
     shortest = ledger(acquire("a"), acquire("a"), dispatch, encodes, leaves("r0"))
     assert_caught(shortest, "no use before ready", first_leaves)
 

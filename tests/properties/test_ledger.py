@@ -12,9 +12,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 
 from triolet.core import ledger as ledger_module
 from triolet.core.batch_size import BatchSize
-from triolet.core.errors import EncodeFailed, LenderLost, RequestTooLarge
-from triolet.core.ledger import MOST_BORROWS, EncoderLedger
-from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, Held, State
+from triolet.core.errors import EncodeFailed, RequestTooLarge
+from triolet.core.ledger import EncoderLedger
+from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, State
 from triolet.core.ledger_values import Decisions
 
 from .machines import Machine, item
@@ -23,31 +23,22 @@ KEYS = ("a", "b", "c", "d")
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 9}
 EMBEDDINGS = {"a": 1, "b": 3, "c": 2, "d": 1}
 IDLE_SECONDS = 10.0
-LOAN_SECONDS = 5.0
-LENDER_ANSWERS = (None, None, None, RuntimeError("lender lost"), EncodeFailed("bad item"), LenderLost("gone"))
-ALONE, BORROWS, BORROWS_ONLY = "alone, or a lender", "borrows, and encodes", "borrows only"
 
 
 class LedgerMachine(Machine):
-    """A ledger, a device that obeys it, and clients who acquire, release and withdraw as they please. Some of the
-    clients are borrowers; or else the ledger borrows, and its lenders answer as they please.
+    """A ledger, a device that obeys it, and clients who acquire, release and withdraw as they please.
 
     Safety (no free while held, no use before ready, no phantom, encode once, books balance, every acquire is answered
     at most once, in order, nobody waits while there is room, what failed is tried again) is checked in every state.
     Liveness (every acquire is answered, always freed eventually) is checked in `teardown`. It assumes fairness, and
-    only this: the device answers every call it was given, in order; every lender answers; who may read releases at some
-    time, unless it is a borrower; time passes.
+    only this: the device answers every call it was given, in order; who may read releases at some time; time passes.
 
     Nobody closes it before its end, so that many things happen to each ledger: see `EarlyCloseMachine`.
     """
 
-    @initialize(capacity=st.integers(1, 6), kind=st.sampled_from((ALONE, BORROWS, BORROWS_ONLY)))
-    def open(self, capacity: int, kind: str = ALONE) -> None:
-        self.borrows, self.encodes = kind != ALONE, kind != BORROWS_ONLY
-        self.ledger = EncoderLedger(capacity, BatchSize(8), borrows=self.borrows, encodes=self.encodes)
-        self.lent_at: dict[str, float] = {}  # holders that are loans: when they became ready
-        self.borrowing: list[str] = []  # keys that lenders were asked for
-        self.borrows_failed: Counter[str] = Counter()
+    @initialize(capacity=st.integers(1, 6))
+    def open(self, capacity: int) -> None:
+        self.ledger = EncoderLedger(capacity, BatchSize(8))
         self.places: dict[str, tuple[int, int]] = {}  # of each holder: (order, arrival)
         self.best: dict[str, tuple[int, int]] = {}  # of each entry: of those who have acquired it since nobody held it
         self.holders: dict[str, set[str]] = {}  # of each entry, after the last fact
@@ -66,30 +57,17 @@ class LedgerMachine(Machine):
     @property
     def reserved(self) -> list[str]:
         """What waits to be encoded."""
-        return [key for key in self.all_reserved if not self.is_to_borrow(key)]
-
-    @property
-    def to_borrow(self) -> list[str]:
-        return [key for key in self.all_reserved if self.is_to_borrow(key)]
-
-    @property
-    def all_reserved(self) -> list[str]:
         return [key for key, (state, _, _) in self.ledger.entries().items() if state is State.RESERVED]
-
-    def is_to_borrow(self, key: str) -> bool:
-        return self.borrows and not (self.encodes and self.borrows_failed[key])
 
     def obey(self, decisions: Decisions) -> None:
         for hold in decisions.ready:
             self.answered(hold.holder, hold.key)
             self.held[hold.holder] = hold.key
-            if hold.holder in self.lent_at:
-                self.lent_at[hold.holder] = self.now
             assert hold.key in self.device, "no phantom: what is offered was computed and is resident"
         for refusal in decisions.refused:
             self.answered(refusal.holder, refusal.key)
         for key, _ in decisions.reserved:
-            self.failures_alone[key] = self.borrows_failed[key] = 0
+            self.failures_alone[key] = 0
         for key in decisions.free:
             assert key not in self.held.values(), "no free while held: somebody may read what is to be freed"
             assert key in self.device, "books balance: only what is resident is freed"
@@ -122,18 +100,15 @@ class LedgerMachine(Machine):
     # -- clients -----------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.closed)
-    @rule(key=st.sampled_from(KEYS), order=st.sampled_from((0, 0, 0, 1, -1)), loan=st.sampled_from((False, True)))
-    def acquire(self, key: str, order: int = 0, loan: bool = False) -> None:
+    @rule(key=st.sampled_from(KEYS), order=st.sampled_from((0, 0, 0, 1, -1)))
+    def acquire(self, key: str, order: int = 0) -> None:
         holder = f"r{self.names}"
         self.names += 1
         self.open_asks[holder] = key
         self.places[holder] = (order, self.names)
         self.queue.append(holder)
-        loan = loan and not self.borrows
-        if loan:
-            self.lent_at[holder] = self.now
         asked = item(key, size=SIZES[key], embeddings=EMBEDDINGS[key], payload=key)
-        self.obey(self.ledger.acquire(holder, asked, order=order, loan=loan, now=self.now))
+        self.obey(self.ledger.acquire(holder, asked, order=order))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -183,7 +158,7 @@ class LedgerMachine(Machine):
         for key in keys:
             assert key not in self.device, "encode once: no output is computed while it is resident"
             self.device[key] = SIZES[key]
-            self.failures_alone[key] = self.borrows_failed[key] = 0
+            self.failures_alone[key] = 0
         self.obey(self.ledger.encoded(keys, now=self.now))
 
     def device_fails_to_encode(self, error: Exception) -> None:
@@ -208,48 +183,9 @@ class LedgerMachine(Machine):
         keys = self.freeing.pop(0)
         for key in keys:
             del self.device[key]
-        self.obey(self.ledger.freed(keys, now=self.now))
+        self.obey(self.ledger.freed(keys))
 
-    # -- lenders -----------------------------------------------------------------------------------------------------
-
-    @precondition(lambda self: self.to_borrow)
-    @rule()
-    def borrow(self) -> None:
-        wanted = sorted(self.to_borrow, key=self.best.__getitem__)
-        jobs = self.ledger.take_borrows()
-        assert [job.key for job in jobs] == wanted, "every acquire is answered: what is to be borrowed, in order"
-        assert [job.payload for job in jobs] == wanted, "what is borrowed has its payload: the lender encodes it"
-        self.borrowing += wanted
-
-    @precondition(lambda self: self.borrowing)
-    @rule(data=st.data(), error=st.sampled_from(LENDER_ANSWERS))
-    def lender_answers(self, data: st.DataObject, error: Exception | None) -> None:
-        key = data.draw(st.sampled_from(self.borrowing))
-        if error is None:
-            self.lender_lends(key)
-        else:
-            self.lender_refuses(key, error)
-
-    def lender_lends(self, key: str) -> None:
-        self.borrowing.remove(key)
-        assert key not in self.device, "encode once: no output is borrowed while it is resident"
-        self.device[key] = SIZES[key]
-        self.failures_alone[key] = self.borrows_failed[key] = 0
-        self.obey(self.ledger.borrowed(key, now=self.now))
-
-    def lender_refuses(self, key: str, error: Exception) -> None:
-        self.borrowing.remove(key)
-        holders = self.ledger.entries()[key][1]
-        self.borrows_failed[key] += 1
-        decisions = self.ledger.borrow_failed(key, error)
-        fault = isinstance(error, EncodeFailed | LenderLost)  # the item's, or it may be
-        given_up = fault or (not self.encodes and self.borrows_failed[key] >= MOST_BORROWS)
-        refused = {refusal.holder for refusal in decisions.refused}
-        assert refused == (set(holders) if given_up else set()), "tried again: refused too early or late"
-        assert decisions.retried == ([key] if holders and not given_up else []), "tried again: what is held"
-        self.obey(decisions)
-
-    @precondition(lambda self: self.device or self.encoding or self.borrowing)
+    @precondition(lambda self: self.device or self.encoding)
     @rule(really=st.sampled_from((False, False, True)))
     def device_is_lost(self, really: bool) -> None:
         """A new runner generation: everything computed is gone, calls in flight will not be answered."""
@@ -257,7 +193,6 @@ class LedgerMachine(Machine):
             return
         self.device.clear()
         self.encoding.clear()
-        self.borrowing.clear()
         self.freeing.clear()
         self.open_asks |= self.held
         self.held.clear()
@@ -265,27 +200,13 @@ class LedgerMachine(Machine):
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.closed or self.ledger.oldest_idle is not None or self.lent)
+    @precondition(lambda self: self.closed or self.ledger.oldest_idle is not None)
     @rule(seconds=st.sampled_from((0.0, 1.0, 9.0, 10.0, 11.0)))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.obey(self.ledger.evict_idle(now=self.now, idle_seconds=IDLE_SECONDS))
         oldest = self.ledger.oldest_idle
         assert oldest is None or oldest + IDLE_SECONDS > self.now, "always freed eventually: its idle time is over"
-        self.loans_end()
-
-    def loans_end(self) -> None:
-        over = {holder for holder in self.lent if self.lent_at[holder] + LOAN_SECONDS <= self.now}
-        decisions = self.ledger.end_loans(now=self.now, loan_seconds=LOAN_SECONDS)
-        assert {hold.holder for hold in decisions.lapsed} == over, "always freed eventually: a term is over, or is not"
-        for hold in decisions.lapsed:
-            del self.held[hold.holder]
-        self.obey(decisions)
-
-    @property
-    def lent(self) -> set[str]:
-        """The loans that are ready and not back."""
-        return self.held.keys() & self.lent_at.keys()
 
     def close(self) -> None:
         """No rule here: the end comes with `teardown`."""
@@ -326,17 +247,8 @@ class LedgerMachine(Machine):
         entries = self.ledger.entries()
         for holder, key in self.held.items():
             state, holders, _ = entries[key]
-            assert state in {State.READY, State.LENT}, f"no use before ready: {holder} reads what is {state.value}"
+            assert state is State.READY, f"no use before ready: {holder} reads what is {state.value}"
             assert holder in holders, f"no use before ready: {holder} reads what it does not hold"
-
-    @invariant()
-    def what_borrowers_alone_hold_is_lent(self) -> None:
-        """A state of its own, which is never evicted; what is held here too is ready."""
-        for key, (state, holders, _) in self.ledger.entries().items():
-            here = any(holder not in self.lent_at for holder in holders)
-            if state in {State.READY, State.LENT, State.IDLE}:
-                right = State.READY if here else State.LENT if holders else State.IDLE
-                assert state is right, f"what borrowers alone hold is lent: {key} is {state.value}, not {right.value}"
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
@@ -380,22 +292,16 @@ class LedgerMachine(Machine):
     def everybody_goes_on(self) -> None:
         """The device answers and readers leave, until there is nothing to answer and nobody reads."""
         for _ in range(1000):
-            if not (self.all_reserved or self.encoding or self.borrowing or self.freeing or self.held):
+            if not (self.reserved or self.encoding or self.freeing or self.held):
                 return
-            if self.to_borrow:
-                self.borrow()
-            if self.borrowing:
-                self.lender_lends(self.borrowing[0])
             if self.reserved:
                 self.dispatch(3)
             if self.encoding:
                 self.device_encodes()
             if self.freeing:
                 self.device_frees()
-            for holder in [name for name in self.held if name not in self.lent_at]:
+            for holder in list(self.held):
                 self.leave(holder)
-            if self.lent:  # borrowers say nothing any more
-                self.time_passes(LOAN_SECONDS)
 
 
 class EarlyCloseMachine(LedgerMachine):
@@ -412,12 +318,12 @@ TestEarlyClose = EarlyCloseMachine.TestCase
 TestEarlyClose.settings = settings(stateful_step_count=20)
 
 
-class Rows(dict[tuple[State, Change, Held], State]):
+class Rows(dict[tuple[State, Change, bool], State]):
     """The table of transitions, and which of its rows were looked up."""
 
     def __init__(self) -> None:
         super().__init__(TRANSITIONS)
-        self.seen: set[tuple[State, Change, Held]] = set()
+        self.seen: set[tuple[State, Change, bool]] = set()
 
     def get(self, row, default=None):
         self.seen.add(row)
@@ -429,7 +335,7 @@ def test_the_ledger_keeps_every_promise(monkeypatch: pytest.MonkeyPatch) -> None
     rows = Rows()
     monkeypatch.setattr(ledger_module, "TRANSITIONS", rows)
     run_state_machine_as_test(LedgerMachine, settings=settings(stateful_step_count=50))
-    never = [" ".join(part.value for part in row) for row in rows.keys() - rows.seen]
+    never = [f"{old.value} {change.value} {held}" for old, change, held in rows.keys() - rows.seen]
     assert settings.get_current_profile_name() != "soak" or not never, f"rows that no example went through: {never}"
 
 
@@ -451,7 +357,7 @@ def test_an_item_larger_than_the_cache_is_refused_at_once_with_both_sizes():
 
 
 def test_the_table_has_a_beginning_and_an_end_for_every_life():
-    """Every life begins with a reservation, every state can end, and only what nobody holds or borrows is evicted."""
+    """Every life begins with a reservation, every state can end, and only what nobody holds is evicted."""
     assert {change for state, change, _ in TRANSITIONS if state is State.ABSENT} == {Change.ACQUIRE}
     reach = {State.ABSENT}
     for _ in State:
@@ -522,31 +428,16 @@ def test_an_entry_that_nobody_wants_keeps_no_payload():
     assert watched() is None, "an idle entry keeps its payload"
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "kind"),
-    [
-        ({}, RuntimeError("boom"), EncodeFailed),
-        ({"borrows": True}, EncodeFailed("not finite"), EncodeFailed),
-        ({"borrows": True}, LenderLost("gone"), LenderLost),
-        ({"borrows": True, "encodes": False}, RuntimeError("lender lost"), EncodeFailed),
-    ],
-    ids=str,
-)
-def test_every_holder_gets_an_error_of_its_own_with_the_cause(
-    settings: dict[str, bool], error: Exception, kind: type[Exception]
-):
+def test_every_holder_gets_an_error_of_its_own_with_the_cause():
     """Two tasks must not raise the same object."""
-    ledger, refused = EncoderLedger(3, **settings), []
+    ledger, error, refused = EncoderLedger(3), RuntimeError("boom"), []
     for holder in ("r", "s"):
         ledger.acquire(holder, item("a", payload="a"))
     while not refused:
-        if ledger.take_borrows():
-            refused = ledger.borrow_failed("a", error).refused
-        else:
-            assert ledger.take_encode_batch(1)
-            refused = ledger.encode_failed(["a"], error).refused
+        assert ledger.take_encode_batch(1)
+        refused = ledger.encode_failed(["a"], error).refused
     assert [refusal.holder for refusal in refused] == ["r", "s"]
     assert refused[0].error is not refused[1].error
     assert all(
-        type(one.error) is kind and one.error.__cause__ is error and str(error) in str(one.error) for one in refused
+        type(one.error) is EncodeFailed and one.error.__cause__ is error and "boom" in str(one.error) for one in refused
     )

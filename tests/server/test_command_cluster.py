@@ -16,7 +16,7 @@ from triolet.server.command import serve
 
 pytestmark = pytest.mark.real_time
 
-FLAGS = ("--replicas", "--encoders", "--replica-cpus", "--replica-gpus")
+FLAGS = ("--replicas", "--replica-cpus", "--replica-gpus")
 
 
 @pytest.mark.parametrize(("word", "found"), [("2", 2), (" 2-8 ", (2, 8)), ("1-1", (1, 1)), (3, 3)])
@@ -34,9 +34,8 @@ def test_what_is_no_number_of_replicas_is_refused(word: str) -> None:
     ("words", "told"),
     [
         *((["demo", name, "0"], f"{name} without --cluster; add --cluster") for name in FLAGS),
-        (["demo", "--encoders", "1", "--replicas", "2"], "--replicas and --encoders without --cluster"),
+        (["demo", "--replica-cpus", "1", "--replicas", "2"], "--replicas and --replica-cpus without --cluster"),
         (["demo", "--cluster", "--memory-budget", "1G"], "--memory-budget is for models in this process"),
-        (["demo", "--cluster", "--encoders", "-1"], "-1 is not in the range"),
     ],
 )
 def test_a_wrong_use_is_told(words: list[str], told: str) -> None:
