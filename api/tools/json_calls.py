@@ -4,19 +4,21 @@ objects with a name and arguments, alone or in an array."""
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
+import regex
 from attrs import frozen
 
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import NoCall, Scanner, is_value
-from .syntax import Syntax, Tools, Write, choice, json_rule, schema_of
+from .syntax import BLANKS, Reading, Syntax, Tools, Write, choice, closing, json_rule, schema_of
+from .text import Match, NoCall, Pattern, Text, is_value
 
 # -- calls with a name -------------------------------------------------------------------------------------------------
 
-_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
+_NAME = "[A-Za-z0-9_.:-]"
 
 
 @frozen(kw_only=True)
@@ -36,38 +38,35 @@ class NamedCalls(Syntax):
     ignored: str = ""
 
     @property
-    def begins(self) -> tuple[str, ...]:
-        """The first marker."""
-        return (self.before or self.begin,)
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """All markers."""
         return tuple(filter(None, (self.before, self.begin, self.middle, self.end, self.after)))
 
-    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
-        """Reads one call, or several if there is a marker `before` them."""
-        scanner.literal(self.before)
-        scanner.blank()
-        scanner.literal(self.begin)
-        yield self._call(scanner, tools)
-        scanner.tail(self.end)
-        while self.before and scanner.tail(self.begin):
-            yield self._call(scanner, tools)
-            scanner.tail(self.end)
-        scanner.tail(self.after)
+    @cached_property
+    def head(self) -> Pattern:
+        """The markers and the name, up to the brace. Models omit the markers behind the name now and then."""
+        return regex.compile((regex.escape(self.before) + BLANKS if self.before else "") + self._named)
 
-    def _call(self, scanner: Scanner, tools: Tools) -> ToolCall:
-        """Reads a call after ``begin``. Models omit the other markers now and then."""
-        scanner.blank()
-        name = scanner.run(_NAME)
-        if name not in tools:
+    @property
+    def _named(self) -> str:
+        ignored, middle = regex.escape(self.ignored), regex.escape(self.middle)
+        skipped = f"(?:{ignored}{_NAME}*+)?+" if ignored else ""
+        return rf"{regex.escape(self.begin)}{BLANKS}(?P<name>{_NAME}++){skipped}(?:{middle})?+{BLANKS}(?=\{{)"
+
+    @cached_property
+    def _after(self) -> tuple[Pattern, ...]:
+        """Another call if there is a marker `before` them, or else the markers at the end, each of which may lack."""
+        end = f"(?:{BLANKS}{regex.escape(self.end)})?+"
+        last = rf"{BLANKS}{regex.escape(self.end)}(?!{BLANKS}{regex.escape(self.begin)})(?P<end>)"
+        more = (regex.compile(end + BLANKS + self._named),)
+        return (*more, *closing(self.end, self.after), *closing(self.after), regex.compile(last)) if self.before else ()
+
+    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+        """Reads the arguments."""
+        if head["name"] not in tools:
             raise NoCall
-        if self.ignored and scanner.maybe(self.ignored):
-            scanner.run(_NAME)
-        scanner.maybe(self.middle)
-        scanner.blank()
-        return ToolCall(name, scanner.value("{"))
+        _, end = text.value(head.end())
+        return Reading((ToolCall(head["name"], text.text[head.end() : end]),), end, self._after)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with all their markers."""
@@ -82,7 +81,9 @@ class NamedCalls(Syntax):
 # -- calls that are objects --------------------------------------------------------------------------------------------
 
 _KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
-_NONE = "{}"
+_FIRST = regex.compile(rf'\{{{BLANKS}(?=")')
+_COLON = regex.compile(rf"{BLANKS}:{BLANKS}(?=[^ \t\r\n])")
+_NEXT = regex.compile(rf'{BLANKS}(?:,{BLANKS}(?=")|\}})')
 
 
 @frozen(kw_only=True)
@@ -106,36 +107,36 @@ class JsonCalls(Syntax):
     arguments: str = "arguments"
 
     @property
-    def begins(self) -> tuple[str, ...]:
-        """The marker before the calls."""
-        return (self.begin.strip(),)
-
-    @property
-    def opens(self) -> tuple[str, ...]:
-        """A brace, if calls may come without ``begin``."""
-        return ("{",) if self.bare else ()
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """The markers before and after the calls."""
         return tuple(filter(None, (self.begin.strip(), self.end.strip())))
 
-    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
-        """Reads one call, an array of calls, or calls separated by `between`."""
-        if not scanner.maybe(self.begin.strip()) and not self.bare:
+    @cached_property
+    def head(self) -> Pattern:
+        """The marker, and the bracket of an array, up to the brace."""
+        return regex.compile(rf"{regex.escape(self.begin.strip())}{BLANKS}(?P<array>\[)?+{BLANKS}(?=\{{)")
+
+    @cached_property
+    def _after(self) -> tuple[Pattern, ...]:
+        """Another call behind `between`, or the marker at the end."""
+        between = "" if self.array else regex.escape(self.between.strip())
+        more = (regex.compile(rf"{BLANKS}{between}{BLANKS}(?=\{{)"),) if between else ()
+        return (*more, *closing(self.end.strip()))
+
+    @cached_property
+    def _after_in_array(self) -> tuple[Pattern, ...]:
+        more = regex.compile(rf"{BLANKS}(?P<array>,){BLANKS}(?=\{{)")
+        return (more, *closing("]", self.end.strip()), *closing("]"))
+
+    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+        """Reads the object."""
+        members, end = _members(text, head.end())
+        name, _ = members.get("name", (None, ""))
+        if not isinstance(name, str) or name not in tools or {"arguments", "parameters"} <= members.keys():
             raise NoCall
-        scanner.blank()
-        is_array = scanner.maybe("[")
-        between = "," if is_array else "" if self.array else self.between.strip()
-        scanner.blank()
-        yield _call(scanner, tools)
-        while scanner.tail(between):
-            scanner.blank()
-            yield _call(scanner, tools)
-        if is_array:
-            scanner.blank()
-            scanner.literal("]")
-        scanner.tail(self.end.strip())
+        arguments = _arguments(*members.get("arguments", members.get("parameters", (None, ""))))
+        after = self._after_in_array if head.lastgroup == "array" else self._after
+        return Reading((ToolCall(name, arguments),), end, after)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with their keys in the order in which models write them."""
@@ -154,22 +155,28 @@ class JsonCalls(Syntax):
         return choice(start, rules)
 
 
-def _call(scanner: Scanner, tools: Tools) -> ToolCall:
-    members = scanner.members(_KEYS)
-    name = members.get("name", "")
-    if not name.startswith('"') or json.loads(name) not in tools or {"arguments", "parameters"} <= members.keys():
-        raise NoCall
-    return ToolCall(json.loads(name), _arguments(members.get("arguments", members.get("parameters", _NONE))))
+def _members(text: Text, place: int) -> tuple[dict[str, tuple[Any, str]], int]:
+    """The object at ``place``: its members, each with its value and the text of the value; and its end."""
+    found: dict[str, tuple[Any, str]] = {}
+    before = text.match(_FIRST, place)
+    while before[0][-1] != "}":
+        key, place = text.value(before.end())
+        if key not in _KEYS or key in found:
+            raise NoCall
+        start = text.match(_COLON, place).end()
+        value, place = text.value(start)
+        found[key] = value, text.text[start:place]
+        before = text.match(_NEXT, place)
+    return found, before.end()
 
 
-def _arguments(text: str) -> str:
+def _arguments(value: Any, text: str) -> str:
     """The text of the object of arguments. Some models write the object as a JSON string, and some write null for no
     arguments."""
-    if text.startswith("{"):
-        return text
-    if text == "null":
-        return _NONE
-    inner: str = json.loads(text) if text.startswith('"') else ""
-    if not (inner.lstrip().startswith("{") and is_value(inner)):
+    if value is None:
+        return "{}"
+    if isinstance(value, str) and value.lstrip().startswith("{") and is_value(value):
+        return value
+    if not isinstance(value, dict):
         raise NoCall
-    return inner
+    return text

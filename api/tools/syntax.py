@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import regex
+from attrs import frozen
 
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import Scanner
+from .text import Match, Pattern, Text
 
 Tools = Mapping[str, Tool]  # by name
 Write = Callable[[str], str]
 """A function that writes literal text in Lark's syntax; special tokens in the text become tokens."""
+
+BLANKS = r"[ \t\r\n]*+"  # JSON's
+_BARE = regex.compile(r"[\s\x1c-\x1f]*+(?=\{)")
+
+
+@frozen
+class Reading:
+    """What a syntax read: calls, and where they end. ``after``: the patterns of what may follow in the same group, a
+    call or the `closing` markers; the first that matches counts."""
+
+    calls: Sequence[ToolCall]
+    end: int
+    after: tuple[Pattern, ...] = ()
 
 
 class Syntax(ABC):
@@ -21,33 +37,31 @@ class Syntax(ABC):
 
     @property
     @abstractmethod
-    def begins(self) -> tuple[str, ...]:
-        """The markers with which calls begin."""
+    def head(self) -> Pattern:
+        """The beginning of a call, with what must follow to tell."""
 
     @property
-    def opens(self) -> tuple[str, ...]:
-        """Other characters with which a call may begin if only blanks and calls stand before it."""
-        return ()
+    def bare(self) -> bool:
+        """True if a call may begin with its brace where only blanks and calls stand before it."""
+        return False
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The texts of this syntax that are special tokens in some checkpoints."""
         return ()
 
-    def first(self, text: str, start: int, *, ended: bool) -> int:
-        """The first place in ``text``, from ``start`` on, where a call may begin, or else the end of ``text``.
-
-        Args:
-            ended: true if nothing follows ``text``. Otherwise an end of ``text`` that is the beginning of a marker
-                counts, too.
-        """
-        return min(_first(begin, text, start, ended=ended) for begin in self.begins)
+    def find(self, text: Text, place: int, *, bare: bool) -> Match | None:
+        """The next beginning of a call. It may be partial: it ends where the text ends, and may become one."""
+        return (_BARE.match(text.text, place) if bare and self.bare else None) or text.search(self.head, place)
 
     @abstractmethod
-    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
-        """Reads one call, or several that belong together, from a place where a call may begin. Yields each call as
-        soon as it is complete. If it raises `NoCall`, the text since the last call is content; if it raises `More`, it
-        is called again for the same place when there is more text."""
+    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+        """Reads the call that begins with ``head``, a match of `head` or of a pattern in `Reading.after`.
+
+        Raises:
+            NoCall: the text is not a call.
+            More: more text is needed.
+        """
 
     @abstractmethod
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
@@ -68,12 +82,10 @@ def literal(special: Mapping[str, int], text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _first(begin: str, text: str, start: int, *, ended: bool) -> int:
-    found = text.find(begin, start)
-    if found >= 0:
-        return found
-    longest = 0 if ended else min(len(text) - start, len(begin) - 1)
-    return len(text) - next((length for length in range(longest, 0, -1) if text.endswith(begin[:length])), 0)
+def closing(*markers: str) -> tuple[Pattern, ...]:
+    """The pattern of the markers that end a group of calls, with blanks before each. None if a marker is empty."""
+    text = "".join(BLANKS + regex.escape(marker) for marker in markers)
+    return (regex.compile(f"{text}(?P<end>)"),) if all(markers) else ()
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:

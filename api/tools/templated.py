@@ -11,8 +11,8 @@ from attrs import field, frozen
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import More, NoCall, Scanner
-from .syntax import Syntax, Tools, Write
+from .syntax import Reading, Syntax, Tools, Write
+from .text import Match, More, NoCall, Pattern, Text
 
 _FIELD = "tool_calls"  # of the assistant's message
 
@@ -24,8 +24,8 @@ class TemplatedCalls(Syntax):
     """
 
     _spec: dict[str, Any] = field(repr=False)  # only with the region of calls
-    _open: Any = field(repr=False)  # patterns of the package `regex`: partial matches
-    _close: Any = field(repr=False)
+    head: Pattern = field(repr=False)
+    _close: Pattern | None = field(repr=False)
     _forced: Syntax | None = None
 
     @classmethod
@@ -51,37 +51,23 @@ class TemplatedCalls(Syntax):
             ) from error
         if region is None or region.open_re is None:
             return None
-        return cls(spec=alone, open=region.open_re, close=region.close_re, forced=forced)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        """No markers: `first` searches for the template's pattern."""
-        return ()
+        return cls(spec=alone, head=region.open_re, close=region.close_re, forced=forced)
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The markers of the syntax that can be forced."""
         return () if self._forced is None else self._forced.markers
 
-    def first(self, text: str, start: int, *, ended: bool) -> int:
-        """The place of the first match of the template's pattern. A partial match at the end of the text counts,
-        too."""
-        found = self._open.search(text, start, partial=not ended)
-        return len(text) if found is None else int(found.start())
-
-    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
+    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
         """Reads one region of the template, up to the marker at its end or the end of the text, and the calls in it."""
-        start, text, partial = scanner.place, scanner.text, not scanner.ended
-        opened = self._open.match(text, start, partial=partial)
-        if opened is None:
-            raise NoCall
-        if partial and opened.end() == len(text):  # the match may grow
+        written, partial = text.text, not text.ended
+        if partial and head.end() == len(written):  # the match may grow
             raise More
-        closed = None if self._close is None else self._close.search(text, opened.end(), partial=partial)
-        if partial and (closed is None or closed.end() == len(text)):
+        closed = None if self._close is None else self._close.search(written, head.end(), partial=partial)
+        if partial and (closed is None or closed.end() == len(written)):
             raise More
-        scanner.place = len(text) if closed is None else closed.end()
-        yield from self._calls(text[start : scanner.place], tools)
+        end = len(written) if closed is None else closed.end()
+        return Reading(self._calls(written[head.start() : end], tools), end)
 
     def _calls(self, region: str, tools: Tools) -> list[ToolCall]:
         from transformers.utils.chat_parsing import parse_response

@@ -7,17 +7,18 @@ The schema of a tool says how the text of an argument is read as a value.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import regex
 from attrs import frozen
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import NoCall, Scanner, is_value
-from .syntax import Syntax, Tools, Write, choice, json_rule
+from .syntax import BLANKS, Reading, Syntax, Tools, Write, choice, closing, json_rule
+from .text import Match, More, NoCall, Pattern, Text, is_value
 
 # -- values of a schema ------------------------------------------------------------------------------------------------
 
@@ -99,9 +100,14 @@ def as_json(text: str, types: tuple[str, ...]) -> str:
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-_KEY = re.compile(r"[^<>\n]+")
+_KEY = regex.compile(r"[^<>\n]+")
 _BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
 _END, _FUNCTION_END, _PARAMETER_END = "</tool_call>", "</function>", "</parameter>"
+_HEAD = regex.compile(f"(?:{_BEGIN}{BLANKS})?+{_FUNCTION}(?P<name>{_KEY.pattern})>")
+_NEXT = regex.compile(f"{BLANKS}(?:{_FUNCTION_END}|{_PARAMETER}(?P<key>[^<>\\n]*+)>)")
+_AFTER = closing(_END)
+_LINE = regex.compile(r"\n?+(?=(?s:.))")
+_CLOSED = regex.compile(f"{BLANKS}{_PARAMETER_END}")
 _SAID = frozenset({"type", "properties", "required", "additionalProperties"})
 """The keys in the schema of parameters that a grammar can follow."""
 _SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "x-guidance"})
@@ -115,20 +121,21 @@ _NEEDED = frozenset({"pattern", "anyOf", "oneOf", "allOf", "not", "contentEncodi
 class XmlCalls(Syntax):
     """The syntax of calls as tags. The schema of an argument says how its text is read, for example as a number."""
 
-    begins: tuple[str, ...] = (_BEGIN, _FUNCTION)
+    head: Pattern = _HEAD
     markers: tuple[str, ...] = (_BEGIN, _END)
 
-    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
-        """Reads one call. Models omit the outer tags now and then."""
-        scanner.maybe(_BEGIN)
-        scanner.blank()
-        scanner.literal(_FUNCTION)
-        name = scanner.run(_KEY)
-        if name not in tools:
+    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+        """Reads the parameters up to the end of the function. Models omit the outer tags now and then."""
+        if head["name"] not in tools:
             raise NoCall
-        scanner.literal(">")
-        yield ToolCall(name, _arguments(scanner, tools[name].parameters or {}))
-        scanner.tail(_END)
+        found: dict[str, str] = {}
+        tag = text.match(_NEXT, head.end())
+        while (key := tag["key"]) is not None:
+            if key in found:
+                raise NoCall
+            found[key], end = _value(text, tag.end())
+            tag = text.match(_NEXT, end)
+        return Reading((ToolCall(head["name"], _object(found, tools[head["name"]])),), tag.end(), _AFTER)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls whose parameters come in the order of the schema.
@@ -142,40 +149,24 @@ class XmlCalls(Syntax):
         return choice(start, {f"call_{index}": "\n".join(_rules(tool, index)) for index, tool in enumerate(tools)})
 
 
-def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> str:
-    """Reads the parameters up to the end of the function; returns the JSON object of all of them."""
-    found: dict[str, str] = {}
+def _object(texts: Mapping[str, str], tool: Tool) -> str:
+    schema = tool.parameters or {}
     properties = resolved(schema, schema).get("properties", {})
-    while not scanner.tail(_FUNCTION_END):
-        scanner.blank()
-        scanner.literal(_PARAMETER)
-        key = scanner.run(_KEY)
-        scanner.literal(">")
-        if key in found:
-            raise NoCall
-        value = _value(scanner)
-        found[key] = as_json(value, types_of(properties.get(key, {}), schema))
-    return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in found.items()) + "}"
+    values = {key: as_json(text, types_of(properties.get(key, {}), schema)) for key, text in texts.items()}
+    return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items()) + "}"
 
 
-def _value(scanner: Scanner) -> str:
-    """Reads a parameter's text and the tag at its end. A string within JSON may contain that tag."""
-    start = scanner.place
-    scanner.maybe("\n")
-    text = scanner.place
-    if scanner.peek() in ("{", "["):
-        try:
-            scanner.value()
-            if scanner.tail(_PARAMETER_END):
-                return _trimmed(scanner.text[text : scanner.place - len(_PARAMETER_END)])
-        except NoCall:
-            pass  # not JSON: a text that begins with a bracket
-    scanner.place = start
-    return _trimmed(scanner.until(_PARAMETER_END).removeprefix("\n"))
-
-
-def _trimmed(text: str) -> str:
-    return text.removesuffix("\n")
+def _value(text: Text, place: int) -> tuple[str, int]:
+    """A parameter's text, and the end of the tag behind it. A string within JSON may contain that tag."""
+    start, end = text.match(_LINE, place).end(), -1
+    if text.text[start] in "{[":
+        with suppress(NoCall):  # not JSON: a text that begins with a bracket
+            end = text.match(_CLOSED, text.value(start)[1]).end() - len(_PARAMETER_END)
+    if end < 0:
+        end = text.text.find(_PARAMETER_END, start)
+    if end < 0:
+        raise NoCall if text.ended else More
+    return text.text[start:end].removesuffix("\n"), end + len(_PARAMETER_END)
 
 
 # -- grammar ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from triolet import ArgumentsPiece, CallBegin, ContentPiece, InvalidRequest, ToolCall, ToolFormat
 from triolet.api.tools import xml_calls
 from triolet.api.tools.formats import SYNTAXES, find_format
+from triolet.api.tools.text import Text
 from triolet.api.tools.xml_calls import resolved
 from triolet.core.model import ModelDescription
 from triolet.core.tools import read_tools
@@ -226,6 +227,18 @@ def test_a_call_of_any_length_comes_with_its_last_character() -> None:
         (place,) = [index for index, each in enumerate(parts) if each]
         last = "}" if "}" in text else "</function>"
         assert place + 1 == text.rindex(last) + len(last), name
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "mistral", "deepseek_v31"])
+def test_calls_that_belong_together_are_read_once_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each call, all calls before it were read again: a thousand of them took a minute."""
+    places: list[int] = []
+    value = Text.value
+    monkeypatch.setattr(Text, "value", lambda text, place: places.append(place) or value(text, place))
+    reader = ToolFormat.named(name).reader([GET])
+    parts = [part for each in WRITTEN[name]([GET_1] * 50) for part in reader.feed(each)]
+    assert parts.count(ArgumentsPiece(49, '{"n": 1}')) == 1
+    assert max(places) < 2 * len(WRITTEN[name]([GET_1]))
 
 
 # -- arguments that are tags -----------------------------------------------------------------------------------------

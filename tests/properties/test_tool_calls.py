@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from triolet import ArgumentsPiece, CallBegin, ContentPiece, ToolCall, ToolFormat, ToolReader
 from triolet.api.tools.formats import SYNTAXES
-from triolet.api.tools.scanner import is_value
 from triolet.api.tools.templated import TemplatedCalls
+from triolet.api.tools.text import is_value
 
 from .test_stops import pieces_of
 
