@@ -3,7 +3,6 @@ state."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -32,18 +31,7 @@ class RequestLine:
     stage: str = ""
     stage_at: float = math.nan  # the time when the stage began
     error: str = ""  # type and text of the request's failure
-    started_at: float = math.nan
-    first_token_at: float = math.nan
     tokens: int = 0  # one for each good step that sampled; accepted draft tokens do not count
-
-    def waited(self, now: float) -> float:
-        """Returns the seconds until the request's first start, or until now."""
-        return (now if math.isnan(self.started_at) else self.started_at) - self.queued_at
-
-    def rate(self, now: float) -> float:
-        """Returns the number of tokens a second after the first token; 0 if there is no second token."""
-        seconds = now - self.first_token_at
-        return (self.tokens - 1) / seconds if self.tokens > 1 and seconds > 0 else 0.0
 
 
 @define(eq=False)
@@ -93,10 +81,6 @@ class Overview:
             case _:
                 self._take_engine(event)
 
-    def first_lines(self, most: int) -> list[RequestLine]:
-        """Returns the first ``most`` lines. Running requests come first, in the order of their starts."""
-        return list(itertools.islice(itertools.chain(self.running.values(), self.waiting.values()), most))
-
     def entries(self) -> Iterable[CacheEntry]:
         """Returns the encoder outputs, in the order of their reservations."""
         return self._entries.values()
@@ -115,7 +99,7 @@ class Overview:
             case events.RequestStarted():
                 self._run(request_id, now)
             case events.FirstToken() if line is not None:
-                self._decode(line, now)
+                self._enter(line, DECODING, now)
             case events.RequestPreempted():
                 self._back(request_id, PREEMPTED, now)
             case events.RequestSuspected():
@@ -136,12 +120,7 @@ class Overview:
         line = self.waiting.pop(request_id, None)
         if line is not None:
             self.running[request_id] = line
-            line.started_at = now if math.isnan(line.started_at) else line.started_at
             self._enter(line, READING, now)
-
-    def _decode(self, line: RequestLine, now: float) -> None:
-        line.first_token_at = now if math.isnan(line.first_token_at) else line.first_token_at
-        self._enter(line, DECODING, now)
 
     def _back(self, request_id: str, stage: str, now: float) -> None:
         line = self.running.pop(request_id, None) or self.waiting.get(request_id)
@@ -162,7 +141,7 @@ class Overview:
                     line = self.running.get(request_id)
                     if ok and line is not None:
                         line.tokens += 1
-                        self._decode(line, event.time)
+                        self._enter(line, DECODING, event.time)
                 if not ok and not event.skipped:
                     self._fail(f"step {step_id}: {event.error}")
             case events.StepRetried():

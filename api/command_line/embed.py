@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from .following import Following, model_options
+from .following import config_of, model_options, run
 from .given import STDIN, check_model, checked_text, shown, text_of_stdin
-from .pages import FOLLOWING, MODEL, Page, folders
+from .pages import MODEL, REPORTS, Page, folders
 from .terminal import OpenEngine, WrongInput, is_terminal, is_utf8, stdout, write
+from .trace import TraceFile
 
 _TEXTS_AT_ONCE = 256  # enough for full steps, few enough that output comes early
 
@@ -24,7 +25,7 @@ _EXAMPLES = (
 
 @click.command(
     cls=Page,
-    sections={"Vectors": ("pooling", "normalize"), "Model": MODEL, "Watching": FOLLOWING},
+    sections={"Vectors": ("pooling", "normalize"), "Model": MODEL, "Reports": REPORTS},
     examples=_EXAMPLES,
     short_help="Write embeddings (vectors) of texts.",
 )
@@ -48,6 +49,7 @@ def embed(
     texts: tuple[str, ...],
     pooling: str | None,
     normalize: bool | None,
+    trace: TraceFile | None,
     verbose: bool,
     **options: Any,
 ) -> int:
@@ -56,8 +58,7 @@ def embed(
     The output has one line of JSON for each text: {"text": ..., "embedding": [...]}. If TEXT is missing or is -, each
     line of standard input is a text. Empty lines are skipped.
     """
-    following = Following.of("embed", options)
-    config = following.config(options)
+    config = config_of(options, observer=trace)
     check_model(model)
     out = stdout()
     given = _lines() if texts in ((), (STDIN,)) else [checked_text(text, "TEXT") for text in texts]
@@ -66,13 +67,11 @@ def embed(
         for start in range(0, len(given), _TEXTS_AT_ONCE):
             part = given[start : start + _TEXTS_AT_ONCE]
             vectors = await engine.embed(part, pooling=pooling, normalize=normalize)
-            if following.view is not None:
-                following.view.clear()
             for text, vector in zip(part, vectors, strict=True):
                 shortest = [float(str(number)) for number in vector]  # float32 has no more digits
                 write(json.dumps({"text": text, "embedding": shortest}, ensure_ascii=not is_utf8(out)), out)
 
-    return following.run(lambda: open_engine(model, config), write_all, verbose=verbose)
+    return run(lambda: open_engine(model, config), write_all, trace, verbose=verbose)
 
 
 def _lines() -> list[str]:

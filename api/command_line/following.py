@@ -1,124 +1,23 @@
-"""`Following`: the options that all commands with an engine share, and the observers of the engine while it runs."""
+"""The options that all commands with an engine share, and the run of an engine, with its log and its trace."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import click
 import trio
-from attrs import frozen
 
 from ...core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ...core.errors import TrioletError
-from ...core.events import Event
 from .given import STDIN
 from .pages import FILE, MODEL, devices, in_flags
-from .terminal import FAILED, PIPE_CLOSED, OutputError, complain, is_terminal, until_interrupted
+from .terminal import FAILED, PIPE_CLOSED, OutputError, complain, until_interrupted
 from .trace import TraceFile
 
-if TYPE_CHECKING:
-    from .watch import View
-
-
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-@frozen(eq=False)
-class Following:
-    """The view of ``--watch`` and the file of ``--trace``, if they are wanted."""
-
-    view: View | None = None
-    trace: TraceFile | None = None
-
-    @classmethod
-    def of(cls, command: str, given: dict[str, Any]) -> Self:
-        """Makes the followers that ``given`` asks for, and removes their options from ``given``."""
-        watch, trace = given.pop("watch"), given.pop("trace")
-        if trace == STDIN:
-            raise click.UsageError(
-                "--trace - is not allowed: standard output is for the results; give a file, as in --trace trace.json"
-            )
-        return cls(_view(command) if watch else None, None if trace is None else TraceFile(trace))
-
-    def config(self, given: dict[str, Any], **settings: Any) -> EngineConfig:
-        """Makes the settings of an engine that the followers observe. Takes them out of the options in ``given``.
-
-        Raises:
-            InvalidRequest: a value that is not allowed.
-        """
-        settings |= {name: given.pop(name) for name in MODEL}
-        followers: list[Callable[[Event], None]] = [] if self.view is None else [self.view.state]
-        if self.trace is not None:
-            followers.append(self.trace)
-
-        def observe(event: Event) -> None:
-            for follower in followers:
-                follower(event)
-
-        return EngineConfig(observer=observe if followers else None, **settings)
-
-    def run(
-        self,
-        open_engine: Callable[[], AbstractAsyncContextManager[Any]],
-        work: Callable[[Any], Awaitable[int | None]],
-        *,
-        verbose: bool,
-        clear: Callable[[], None] = lambda: None,
-    ) -> int:
-        """Runs ``work`` on an engine in a trio loop, and returns its exit status. Errors become lines on standard
-        error; the view and ``clear`` make room for them.
-
-        Raises:
-            OutputError: the trace cannot be written; ``work`` has not begun.
-        """
-
-        def make_room() -> None:
-            clear()
-            if self.view is not None:
-                self.view.clear()
-
-        def failed(message: str) -> int:
-            make_room()
-            complain(message)
-            return FAILED
-
-        async def reported() -> int:
-            with _log_lines(make_room, verbose=verbose):
-                try:
-                    async with open_engine() as engine:
-                        try:
-                            with nullcontext() if self.view is None else self.view.of(engine):
-                                return await work(engine) or 0
-                        except BrokenPipeError:
-                            return PIPE_CLOSED
-                        except OutputError as error:
-                            return failed(str(error))
-                except TrioletError as error:
-                    return failed(in_flags(str(error)))
-
-        with nullcontext() if self.trace is None else self.trace.open():
-            status = trio.run(until_interrupted, reported, self.view)
-        if self.trace is not None and self.trace.fault:
-            complain(self.trace.fault)
-            return status or FAILED
-        return status
-
-
-def _view(command: str) -> View | None:
-    """The view on standard error; ``None`` if standard error is not a terminal."""
-    if not is_terminal(sys.stderr):
-        complain("--watch needs a terminal on standard error, and there is none; the command goes on without it")
-        return None
-    from rich.console import Console
-
-    from .watch import View
-
-    return View(Console(stderr=True), f"triolet {command}")
-
 
 # ---- the options -----------------------------------------------------------------------------------------------------
 
@@ -154,9 +53,9 @@ def engine_options(command: Command) -> Command:
         "The most tokens of a prompt and its answer together. Default: the model's own; on the CPU no more than fit "
         "the memory for keys and values."
     )
+    traced = "Write a trace of the engine's work into FILE. ui.perfetto.dev shows it."
     for option in (
-        click.option("--trace", **FILE, help="Write a trace of the engine's work into FILE. ui.perfetto.dev shows it."),
-        click.option("--watch", is_flag=True, help="Show the engine's work on standard error while it runs."),
+        click.option("--trace", **FILE, callback=_trace_file, help=traced),
         click.option("--max-model-len", "max_positions", metavar="N", type=int, default=0, help=longest),
     ):
         command = option(command)
@@ -169,31 +68,87 @@ def model_options(command: Command) -> Command:
     return engine_options(verbose(command))
 
 
-# ---- the log ---------------------------------------------------------------------------------------------------------
+def _trace_file(ctx: click.Context, param: click.Parameter, path: str | None) -> TraceFile | None:  # noqa: ARG001
+    if path == STDIN:
+        raise click.UsageError(
+            "--trace - is not allowed: standard output is for the results; give a file, as in --trace trace.json"
+        )
+    return None if path is None else TraceFile(path)
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+def config_of(given: dict[str, Any], **settings: Any) -> EngineConfig:
+    """Makes the settings of an engine, and takes their options out of ``given``.
+
+    Raises:
+        InvalidRequest: a value that is not allowed.
+    """
+    return EngineConfig(**{name: given.pop(name) for name in MODEL}, **settings)
+
+
+def run(
+    open_engine: Callable[[], AbstractAsyncContextManager[Any]],
+    work: Callable[[Any], Awaitable[int | None]],
+    trace: TraceFile | None,
+    *,
+    verbose: bool,
+    clear: Callable[[], None] = lambda: None,
+) -> int:
+    """Runs ``work`` on an engine in a trio loop, and returns its exit status. Errors become lines on standard error;
+    ``clear`` makes room for them.
+
+    Raises:
+        OutputError: the trace cannot be written; ``work`` has not begun.
+    """
+
+    def say(message: str) -> int:
+        clear()
+        complain(message)
+        return FAILED
+
+    async def reported() -> int:
+        with _log_lines(say, verbose=verbose):
+            try:
+                async with open_engine() as engine:
+                    try:
+                        return await work(engine) or 0
+                    except BrokenPipeError:
+                        return PIPE_CLOSED
+                    except OutputError as error:
+                        return say(str(error))
+            except TrioletError as error:
+                return say(in_flags(str(error)))
+
+    with nullcontext() if trace is None else trace.open():
+        status = trio.run(until_interrupted, reported)
+    if trace is not None and trace.fault:
+        complain(trace.fault)
+        return status or FAILED
+    return status
 
 
 class _LogLines(logging.Handler):
-    """Writes each record as one line to standard error, after ``clear`` has made room."""
+    """Says each record as one line."""
 
-    def __init__(self, clear: Callable[[], None]) -> None:
+    def __init__(self, say: Callable[[str], object]) -> None:
         super().__init__()
-        self.clear = clear
+        self.say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.clear()
         text = record.getMessage()
-        complain(text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}")
+        self.say(text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}")
 
 
 @contextmanager
-def _log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
-    """Sends the engine's log to standard error: warnings and errors; with ``verbose``, everything except debug
-    lines."""
-    logger, handler = logging.getLogger("triolet"), _LogLines(clear)
+def _log_lines(say: Callable[[str], object], *, verbose: bool) -> Iterator[None]:
+    """Sends the engine's log to ``say``: warnings and errors; with ``verbose``, everything except debug lines."""
+    logger, handler = logging.getLogger("triolet"), _LogLines(say)
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
-    logger.propagate = False  # no other handler may write into the view
+    logger.propagate = False  # no other handler may write beside the bar
     try:
         yield
     finally:

@@ -17,9 +17,9 @@ from ...core.config import Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import FinishReason, SamplingParams, Structure
 from ..outputs.results import Delta, Usage
-from .following import Following, model_options
+from .following import config_of, model_options, run
 from .given import STDIN, check_model, checked_text, image_of, sound_of, template_of, text_of_stdin
-from .pages import FILE, FOLLOWING, MODEL, Page, folders
+from .pages import FILE, MODEL, REPORTS, Page, folders
 from .sampling_flags import FORM, SAMPLING, sampling_of, sampling_options
 from .terminal import (
     CUT_OFF,
@@ -33,13 +33,14 @@ from .terminal import (
     visible,
     write,
 )
+from .trace import TraceFile
 
 _SECTIONS = {
     "Question": ("images", "sounds", "system", "chat", "chat_template"),
     "Text": (*SAMPLING, "speculate"),
     "Form": (*FORM, "as_json", "as_lines"),
     "Model": MODEL,
-    "Watching": FOLLOWING,
+    "Reports": REPORTS,
 }
 _SPECULATE = (
     "Propose up to N draft tokens a step, which saves time and leaves the text the same. 0: off. Default: 4 on the CPU."
@@ -94,6 +95,7 @@ def generate(
     chat_template: str | None,
     as_json: bool,
     as_lines: bool,
+    trace: TraceFile | None,
     verbose: bool,
     speculate: int | None,
     **others: Any,
@@ -112,12 +114,11 @@ def generate(
     if chat_template is not None and chat is False:
         raise click.UsageError("--chat-template with --raw: a raw prompt uses no template; leave one of the two out")
     template = None if chat_template is None else template_of(chat_template)
-    following = Following.of("generate", others)
     speculation: Speculation | Literal["auto"] | None = "auto"
     if speculate is not None:
         speculation = Speculation(tokens=speculate) if speculate else None
     # one request: pages for one sequence are enough
-    config = following.config(others, max_running=1, speculation=speculation, chat_template=template)
+    config = config_of(others, observer=trace, max_running=1, speculation=speculation, chat_template=template)
     params = sampling_of(others)
     if as_json and as_lines:
         raise click.UsageError("--json with --json-lines; allowed: one of them")
@@ -133,8 +134,7 @@ def generate(
         system=None if system is None else checked_text(system, "--system"),
         chat=chat,
     )
-    view, begin = following.view, math.nan
-    comes_last = as_json or (view is not None and out.isatty())  # the view draws on that terminal, too
+    begin = math.nan
 
     def opening() -> AbstractAsyncContextManager[Any]:
         nonlocal begin
@@ -149,23 +149,19 @@ def generate(
                     if not parts:
                         first = trio.current_time()
                     parts.append(delta)
-                    if not comes_last:
+                    if not as_json:
                         add(_line_of([delta], params, out) + "\n" if as_lines else delta.text)
             ended = trio.current_time()
-            if view is not None:
-                view.close()
             text, usage = "".join(part.text for part in parts), parts[-1].usage
             assert usage is not None, "a request ended without its usage"
             if as_json:
                 add(_line_of(parts, params, out))
-            elif comes_last:
-                add("".join(f"{_line_of([part], params, out)}\n" for part in parts) if as_lines else text)
         if verbose:
             for line in _statistics_lines(engine, usage, opened - begin, first - opened, ended - first):
                 complain(line)
         return _status_of(text, parts[-1].finish_reason, usage, params.structure)
 
-    return following.run(opening, write_text, verbose=verbose)
+    return run(opening, write_text, trace, verbose=verbose)
 
 
 def _line_of(parts: Sequence[Delta], params: SamplingParams, out: TextIO) -> str:

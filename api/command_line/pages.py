@@ -16,7 +16,7 @@ from ...core.errors import InvalidRequest
 from ...core.languages import LANGUAGES
 
 MODEL = ("device", "dtype", "kv_dtype", "quantization", "max_positions", "threads")
-FOLLOWING = ("watch", "trace", "verbose")
+REPORTS = ("trace", "verbose")
 
 
 class Page(click.Command):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,20 +11,16 @@ from ..formats.writers import timed_line
 from ..outputs.results import Segment
 from .terminal import is_terminal, visible
 
-if TYPE_CHECKING:
-    from .watch import View
-
 _FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left, {rate_noinv_fmt}"
 _FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}, {rate_noinv_fmt}"
 
 
 class Progress:
     """A bar of seconds of audio on standard error, with the speed (seconds of audio a second). There is no bar if
-    standard error is not a terminal, or if there is a view. ``shows_text``: `show` writes segments to standard error.
+    standard error is not a terminal. ``shows_text``: `show` writes segments to standard error.
     """
 
-    def __init__(self, view: View | None = None, *, shows_text: bool = False) -> None:
-        self._view = view
+    def __init__(self, *, shows_text: bool = False) -> None:
         self._shows_text = shows_text
         self._bar: Any = None
 
@@ -38,12 +34,10 @@ class Progress:
     @property
     def has_bar(self) -> bool:
         """True if there is a bar once a file was opened."""
-        return self._view is None and is_terminal(sys.stderr)
+        return is_terminal(sys.stderr)
 
     def begin(self, seconds: float | None) -> None:
         """Adds the length of a file that was opened; ``None``: its length is not known."""
-        if self._view is not None:
-            return
         if self._bar is None:
             from tqdm import tqdm
 
@@ -70,7 +64,5 @@ class Progress:
 
     def clear(self) -> None:
         """Makes room for a line on the terminal."""
-        if self._view is not None:
-            self._view.clear()
         if self._bar is not None:
             self._bar.clear()

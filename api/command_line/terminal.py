@@ -12,15 +12,12 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import IO, Any, TextIO, TypeAlias
 
 import click
 import trio
 
 from ...core.config import EngineConfig
-
-if TYPE_CHECKING:
-    from .watch import View
 
 OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
 
@@ -111,9 +108,9 @@ def complain(message: str) -> None:
         click.echo("triolet: " + " ".join(message.split()), err=True)
 
 
-async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | None = None) -> int:
+async def until_interrupted(work: Callable[[], Awaitable[int]]) -> int:
     """Runs ``work`` and returns its exit status, or `INTERRUPTED`. The first ^C cancels ``work``, so that everything
-    closes in order; a second ^C raises KeyboardInterrupt as usual. ``view`` is drawn meanwhile."""
+    closes in order; a second ^C raises KeyboardInterrupt as usual."""
     interrupted = False
 
     async def watch(task_status: trio.TaskStatus[None]) -> None:
@@ -128,8 +125,6 @@ async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | Non
     status = INTERRUPTED
     async with trio.open_nursery() as nursery:
         await nursery.start(watch)
-        if view is not None:
-            nursery.start_soon(view.run)
         status = await work()
         nursery.cancel_scope.cancel()
     return INTERRUPTED if interrupted else status

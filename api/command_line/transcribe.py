@@ -20,13 +20,14 @@ from ..outputs.languages import unknown_language
 from ..speech.options import DECODING, OPTIONS
 from .destinations import Destination, follow_each_other, output_name, standard_output, to_folder
 from .flags import Number, given_options, read_flags, speech_options
-from .following import Following, engine_options
+from .following import config_of, engine_options, run
 from .given import STDIN, check_model, file_fault, shown
 from .other_programs import WARNINGS, TranscribeCommand
-from .pages import FOLLOWING, MODEL, folders, in_flags
+from .pages import MODEL, REPORTS, folders, in_flags
 from .pages import files as complete_files
 from .progress import Progress
 from .terminal import FAILED, complain, is_terminal, stdout
+from .trace import TraceFile
 from .transcribe_job import Job
 
 DEMO = "demo"
@@ -59,7 +60,7 @@ _SECTIONS = {
     "Output": _OUTPUT,
     "Speech": [name for name in OPTIONS if name not in (*_OUTPUT, *_DECODING)],
     "Decoding": _DECODING,
-    "Watching": FOLLOWING,
+    "Reports": REPORTS,
 }
 _EXAMPLES = (
     ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
@@ -120,6 +121,7 @@ def transcribe(
     model: str | None,
     style: str,
     folder: str | None,
+    trace: TraceFile | None,
     verbose: bool | None,
     at_once: int,
     **others: Any,
@@ -135,8 +137,7 @@ def transcribe(
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
     found_model = _model(model)
-    following = Following.of("transcribe", others)
-    config = following.config(others)
+    config = config_of(others, observer=trace)
     given = given_options(context)
     helpers = {name: given.pop(name) for name in ("aligner", "diarizer") if name in given}
     if "diarizer" in helpers:
@@ -157,8 +158,8 @@ def transcribe(
     readable = _readable(files)
     if not readable:
         return FAILED
-    view, open_engine = following.view, context.obj
-    with Progress(view, shows_text=view is None and _shows_text(verbose, folder)) as progress:
+    open_engine = context.obj
+    with Progress(shows_text=_shows_text(verbose, folder)) as progress:
         if folder is not None:
             destination: Destination = to_folder(folder, formats, subtitles)
         else:  # for all files together: with several, each line names its file
@@ -172,11 +173,11 @@ def transcribe(
             at_once=at_once,
             names_requests=config.observer is not None,
         )
-        opening, run = partial(open_engine, found_model, config), job.run
+        opening, work = partial(open_engine, found_model, config), job.run
         for name, helper in helpers.items():
             open_helper = partial(open_engine, helper, attrs.evolve(config, observer=None))
-            run = partial(_with_helper, job, name, open_helper, run)
-        status = following.run(opening, run, verbose=bool(verbose), clear=progress.clear)
+            work = partial(_with_helper, job, name, open_helper, work)
+        status = run(opening, work, trace, verbose=bool(verbose), clear=progress.clear)
     return status or (FAILED if len(readable) < len(files) else 0)
 
 

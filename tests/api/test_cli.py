@@ -17,14 +17,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trio
 
 import triolet
 import triolet.demo
+from triolet.api.command_line import terminal
 from triolet.api.command_line.main import main
 from triolet.core.config import EngineConfig
 from triolet.core.errors import EngineTeardownError
 
 from .paper import PaperEngine, Terminal, run
+from .threads import press_in_a_callback
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +181,16 @@ def test_interrupting_again_while_it_closes_is_heard(capsys: pytest.CaptureFixtu
     """The second ^C is Python's own; still no traceback."""
     assert run(["transcribe", "interrupt.wav"], PaperEngine(closing=KeyboardInterrupt())) == 130
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_interrupt_that_python_would_lose_is_heard() -> None:
+    async def work() -> int:
+        press_in_a_callback()
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        return 0
+
+    assert trio.run(terminal.until_interrupted, work) == terminal.INTERRUPTED
 
 
 @pytest.mark.real_time

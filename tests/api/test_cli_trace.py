@@ -7,7 +7,6 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +14,6 @@ import pytest
 
 import triolet.demo
 from triolet import Engine, EngineConfig, EventLog
-from triolet.api.command_line.watch import View
 from triolet.core import events as e
 from triolet.core.event_lines import line_of, read_events
 from triolet.core.timeline import Record, timeline_of
@@ -24,7 +22,7 @@ from triolet.testing.trio_tools import Uniform
 
 from ..properties.test_timeline import check_format
 from .generating import PaperEngine as PaperWriter
-from .paper import PaperEngine, Terminal, run
+from .paper import PaperEngine, run
 
 TRACE = simulate(SCENARIOS["plain"], Uniform(3)).trace
 
@@ -87,17 +85,6 @@ def test_requests_of_a_trace_are_named_after_their_files() -> None:
     engine = Told()
     assert run(["transcribe", "sub/a.wav", "--trace", "t.json"], engine) == 0
     assert engine.asked == [("sub/a.wav", {"request_id": "a.wav"})]
-
-
-def test_the_trace_and_the_view_see_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    seen: list[Any] = []
-    monkeypatch.setattr(View, "of", lambda view, _: nullcontext(seen.append(view)))
-    assert run(["transcribe", "a.wav", "--watch", "--trace", "t.json"], Told()) == 0
-    assert written("t.json") == timeline_of(TRACE)
-    (view,) = seen
-    ended = [event for event in TRACE if isinstance(event, e.RequestEnded)]
-    assert sum(view.state.ended.values()) == len(ended)
 
 
 def test_a_trace_may_be_written_over_a_trace_and_an_empty_file(folder: Path) -> None:
