@@ -33,7 +33,6 @@ _MUCH = 2**31 - 1
 _BYTES = 2**50
 ELSEWHERE = {
     "block_size": "page_size",
-    "compilation_config": "compile",
     "compute_type": "dtype",
     "cpu_threads": "threads",
     "device_map": "device",
@@ -119,7 +118,7 @@ class EngineConfig:
         device: ``"auto"`` (CUDA if there is such a device, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: the layers,
             with their pages, are split over the devices in order. Use it for models that are too large for one device.
-            Leave ``device`` at its default; ``graphs`` and ``compile`` are not used. ``()``: all layers are on
+            Leave ``device`` at its default; ``graphs`` is not used. ``()``: all layers are on
             ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         kv_dtype: the type of stored keys and values, including those of cross-attention. ``"auto"``: the same as
@@ -189,8 +188,6 @@ class EngineConfig:
             operations (then the engine warns and goes on without graphs); no graphs on the CPU. ``"off"``: no graphs.
             ``"eager"``: the shapes and buffers of graphs, but each step is computed without replay, on any device, in
             order to find faults.
-        compile: compile the layers of a decoder-only model with `torch.compile`, unless the native library computes the
-            model. Entering the engine then takes about a minute longer, and requires a C++ compiler on the CPU.
         steps_in_flight: the number of steps that are sent to the device before their results are known. 2 hides the
             time of the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`). A broken promise stops
@@ -238,7 +235,6 @@ class EngineConfig:
     )
     quantization: str | None = checked(None, one_of(*QUANTIZATIONS).or_none("weights as they are"))
     graphs: str = checked("auto", one_of("auto", "off", "eager"))
-    compile: bool = checked(False, flag())
     steps_in_flight: int = checked(2, integer(1, 2))
     verify: bool = checked(False, flag())
     observer: Callable[[Event], None] | None = checked(  # noqa: RUF009  (a field)
@@ -256,15 +252,10 @@ class EngineConfig:
         if names:
             beside = f"with devices={names!r}"
             demand(self.device == "auto", f"device={self.device!r} {beside}", "one of the two")
-            demand(not self.compile, f"compile=True {beside}", "compile=False on several devices")
             demand(self.graphs != "eager", f"graphs='eager' {beside}", "'auto' or 'off' on several devices")
         if self.quantization is not None:
-            alone, quantized = (
-                "one of the two. Quantized models run only on the CPU",
-                f"quantization={self.quantization!r}",
-            )
-            demand(not self.compile, f"{quantized} with compile=True", alone)
-            demand(not names, f"{quantized} with devices={names!r}", alone)
+            both = f"quantization={self.quantization!r} with devices={names!r}"
+            demand(not names, both, "one of the two. Quantized models run only on the CPU")
 
     def encode_budget(self, device: str) -> int:
         """Returns the largest number of embeddings of one encode batch on ``device``, as the executor names it:
@@ -276,5 +267,5 @@ class EngineConfig:
         speculation."""
         if self.speculation != "auto":
             return self.speculation
-        plain = not self.compile and self.graphs != "eager"  # both are made for one token a sequence
+        plain = self.graphs != "eager"  # those are made for one token a sequence
         return _ALONE if kind is Kind.DECODER and device.startswith("cpu") and plain else None

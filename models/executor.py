@@ -35,7 +35,7 @@ from .checkpoints.turns import TURNS
 from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all
 from .device_calls import device_call, device_errors
-from .machine.defaults import OwnDefaults, defaults_of_a_step
+from .machine.defaults import OwnDefaults
 from .machine.threads import set_threads
 from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs
@@ -146,8 +146,7 @@ class TorchExecutor:
             with TURNS.loading(partial(getattr, self, "_given_up")):
                 blueprints = self._take_and_load(blueprints)
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
-                # compiles layers, which a step without the mode would compile anew
-                with defaults_of_a_step() if self.config.compile else OwnDefaults():
+                with OwnDefaults():
                     blueprint.prove(parts.network)
             if blueprints.main.positions < blueprints.main.decoder.positions:
                 logging.getLogger("triolet").info("%s", blueprints.main.context())

@@ -262,7 +262,7 @@ class PacedModel(AddedModel):
 
 
 def _conditioned(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**inputs, "t_cond": module.condition.clone()}  # compiled code keeps its first inputs
+    return args, {**inputs, "t_cond": module.condition}
 
 
 # -- the codec ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import define
+from attrs import frozen
 from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
@@ -29,15 +29,15 @@ def register_crossed() -> None:
     AttentionInterface.register(CROSSED, attend_crossed)
 
 
-@define(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class CrossCall:
-    """The argument of every cross-attention module in a step. Clear ``step`` when the forward has ended."""
+    """The argument of every cross-attention module in a step."""
 
-    step: CrossStep | None
+    step: CrossStep
     witness: Witness | None = None
 
 
-@define(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class WriteCall:
     """The argument of every cross-attention module when a slot is written."""
 
@@ -81,7 +81,6 @@ def attend_crossed(
             allowed = "plain attention to all of an encoder output, with grouped heads"
             check_request(module, attention_mask, others, asked, allowed)
             triolet.witness(LayerRequest.of(layer, key, value))
-        assert triolet.step is not None, "the step has ended"
         scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
         return triolet.step.attend(layer, query[0].transpose(0, 1), scale=scale)[None], None
     if position_bias is not None and position_bias is not getattr(triolet.step, "distances", None):

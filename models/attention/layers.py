@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import define, frozen
+from attrs import frozen
 from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
@@ -32,17 +32,11 @@ _HARMLESS = frozenset(
 """Keywords that do not change the result of attention; the model's own call passes them."""
 
 
-PAGED_APART = "triolet_paged_apart"
-"""The name for compiled layers, whose code leaves attention out: it is called between the compiled parts."""
-
-
-def register(name: str) -> None:
-    """Registers `PAGED` or `PAGED_APART` with transformers. Idempotent."""
-    import torch
+def register() -> None:
+    """Registers `PAGED` with transformers. Idempotent."""
     from transformers import AttentionInterface
 
-    disable: Any = torch.compiler.disable  # untyped there
-    AttentionInterface.register(name, disable(attend_paged) if name == PAGED_APART else attend_paged)
+    AttentionInterface.register(PAGED, attend_paged)
 
 
 @frozen(kw_only=True)
@@ -72,10 +66,9 @@ Witness = Callable[[LayerRequest], None]
 `comparison.py`."""
 
 
-@define(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class PagedCall:
-    """The argument that the model's forward passes to every layer. Clear ``step`` when the forward has ended, since
-    compiled code keeps a reference to the call that it was compiled with."""
+    """The argument that the model's forward passes to every layer."""
 
     step: Any  # `paged.PagedStep`, or an object with the same `attend`
     witness: Witness | None = None
@@ -103,7 +96,7 @@ def attend_paged(
         UnsupportedModel: the layer asks for more than causal attention with a window and a soft cap.
     """
     layer = getattr(module, "layer_idx", None)
-    if triolet is None or triolet.step is None or not isinstance(layer, int):
+    if triolet is None or not isinstance(layer, int):
         raise UnsupportedModel(
             f"{type(module).__name__} of transformers does not pass the engine's keywords and its layer number to "
             "the attention function; allowed: decoders whose layers pass them, such as Llama, Mistral, Qwen, Gemma "

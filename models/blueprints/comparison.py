@@ -15,7 +15,7 @@ import torch
 from attrs import define, evolve, field
 from torch import Tensor
 
-from ...core.errors import InvalidRequest, UnsupportedModel
+from ...core.errors import UnsupportedModel
 from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
@@ -60,7 +60,7 @@ def compare_decoder(
         UnsupportedModel: a layer asks attention for something that we do not do, or the numbers differ.
     """
     prompts, outputs = _prompts(checkpoint, _LENGTHS), _outputs(network, dtype)
-    compiled, kept = getattr(network, "compiled", None), network.paged.dtype
+    kept = network.paged.dtype
     own, witnesses = _over(network, dtype), [_Witness(checkpoint)]
     if isinstance(own, CausalNetwork):
         witnessed: Decoder = evolve(own, witness=witnesses[0].hear)
@@ -85,9 +85,6 @@ def compare_decoder(
         held = "" if stored == dtype else f" with keys and values in {str(stored).removeprefix('torch.')}"
         how = f"by the native library{held} than by transformers"
         _compare(expected, found, checkpoint, stored, how, int8=int8)
-    if isinstance(own, CausalNetwork) and compiled is not None:
-        found = _compile(evolve(own, compiled=compiled), prompts)
-        _compare(expected, found, checkpoint, dtype, "with compiled layers than with its own")
 
 
 def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
@@ -113,7 +110,7 @@ def _over(network: Decoder, dtype: torch.dtype) -> Decoder:
     changes: dict[str, Any] = {"dtype": dtype} if isinstance(network.paged, PagedKV) else {}
     paged: Any = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, **changes)
     if isinstance(network, CausalNetwork):
-        return evolve(network, paged=paged, compiled=None, graphs=None, native=None)
+        return evolve(network, paged=paged, graphs=None, native=None)
     return evolve(network, paged=paged, cross=network.cross.another(len(_LENGTHS), dtype), native=None)
 
 
@@ -124,28 +121,6 @@ def _opened(open_native: Callable[[Any], Runner], network: Decoder) -> Iterator[
         yield runner
     finally:
         runner.release()
-
-
-def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
-    """Returns the last row of each prompt, computed by compiled layers. This compiles the code for all numbers of rows.
-
-    Raises:
-        InvalidRequest: torch cannot compile here.
-    """
-    from torch._dynamo.exc import TorchDynamoException
-
-    network.attach()
-    records = _started(network, prompts)
-    feeds = [_feed(record, 0, len(record.tokens)) for record in records]
-    try:
-        _last(network, feeds)
-        _last(network, feeds[1:])
-        return [_last(network, [_feed(record, len(record.tokens) - 1, 1)])[0] for record in records]
-    except TorchDynamoException as error:
-        raise InvalidRequest(
-            f"compile=True, but torch.compile fails here: {type(error).__name__}: {error}; use compile=False, or "
-            "install what it needs (a C++ compiler on the CPU)"
-        ) from error
 
 
 @contextmanager

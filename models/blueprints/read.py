@@ -85,8 +85,8 @@ def _read(folder: Path, config: EngineConfig) -> AnyBlueprint:
     if config.chat_template is not None:
         replace_template(text.tokenizer, config.chat_template)
     if text.quantized:
-        if device.type != "cpu" or devices or config.compile:
-            raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' without compile")
+        if device.type != "cpu" or devices:
+            raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu'")
         dtype = find_dtype(config.dtype, device, int8=Library.load() is None)
     stages = cut(text.shape.layers, devices) if devices else ()
     return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
@@ -115,8 +115,6 @@ def _refuse(config: EngineConfig, kind: str, *, quantizes: bool = False) -> None
             f"quantization={config.quantization!r} is given for {kind}; allowed: Whisper, decoders and encoders. Use "
             "quantization=None"
         )
-    if config.compile:
-        raise InvalidRequest(f"compile=True is given for {kind}; allowed: decoder-only models. Use compile=False")
     if config.devices:
         raise InvalidRequest(
             f"devices={config.devices!r} is given for {kind}; allowed: decoder-only models. Use "

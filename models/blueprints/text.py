@@ -15,7 +15,6 @@ from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text import TextCheckpoint
 from ..checkpoints.loading import load_module
-from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager, find_recorder
 from ..launch.pipeline import Pipeline, Places, Stage, StagedKV
 from ..linear.modules import quantize_modules
@@ -137,10 +136,6 @@ class TextBlueprint(ModuleBlueprint):
         network = super().hasten(network, own)
         if not isinstance(network, CausalNetwork) or network.native is not None:
             return network
-        if self.config.compile:
-            compiled = own("compiled", CompiledLayers.of(network.decoder, self.checkpoint.shape.layers))
-            network = evolve(network, compiled=compiled)
-            network.attach()
         recorder = find_recorder(self.config.graphs, self.device)
         if recorder is None or not network.generates or isinstance(network.paged, StagedKV):
             return network  # a graph belongs to one device
@@ -168,10 +163,7 @@ class TextBlueprint(ModuleBlueprint):
             decoder = self.native_decoder(network.model.module)
             native = None if isinstance(decoder, str) else partial(self.open_native, decoder)
             compare = partial(compare_decoder, network, self.checkpoint, self.dtype, native)
-            if network.compiled is not None:
-                compare()  # this compiles the layers, too
-            else:
-                self.compare_once(compare, network.native is not None)
+            self.compare_once(compare, network.native is not None)
             if network.graphs is not None:
                 network.graphs.prove()
 

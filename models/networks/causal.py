@@ -20,9 +20,8 @@ from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
 from ..architectures.family import Family
 from ..attention.fixed import FixedInputs, FixedStep
-from ..attention.layers import PAGED, PAGED_APART, PagedCall, Witness, register
+from ..attention.layers import PAGED, PagedCall, Witness, register
 from ..attention.paged import PagedStep
-from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager
 from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.encoder_outputs import EncoderOutputs
@@ -60,7 +59,6 @@ class CausalNetwork(Network):
     encoder: ItemEncoder | None = None
     witness: Witness | None = None
     pipeline: Pipeline | None = None
-    compiled: CompiledLayers | None = None
     native: Runner | None = None  # computes all steps; then the module serves comparisons alone
     graphs: GraphManager | None = None  # records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module can compute only the wanted logits
@@ -83,9 +81,8 @@ class CausalNetwork(Network):
     def attach(self, implementation: str | None = None) -> None:
         """Sets the decoder's attention to ours, or to another ``implementation``."""
         if implementation is None:
-            implementation = PAGED if self.compiled is None else PAGED_APART
-            register(implementation)
-        self.decoder.set_attn_implementation(implementation)
+            register()
+        self.decoder.set_attn_implementation(implementation or PAGED)
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         assert self.encoder is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
@@ -173,26 +170,18 @@ class CausalNetwork(Network):
         self._enter(feeds)
         paged: Any = self.paged  # for a pipeline, one step for each stage
         step = PagedStep(paged, rows) if self.pipeline is None else self.pipeline.step(paged, rows)
-        call = PagedCall(step=step, witness=self.witness)
-        try:
-            with self.crossing():
-                return module(
-                    inputs_embeds=self._embed(feeds, rows.starts, outputs)[None],
-                    position_ids=self._position_ids(feeds, rows),
-                    use_cache=False,
-                    triolet=call,
-                    **options,
-                )
-        finally:
-            call.step = None
+        with self.crossing():
+            return module(
+                inputs_embeds=self._embed(feeds, rows.starts, outputs)[None],
+                position_ids=self._position_ids(feeds, rows),
+                use_cache=False,
+                triolet=PagedCall(step=step, witness=self.witness),
+                **options,
+            )
 
     def crossing(self) -> AbstractContextManager[None]:
-        """Returns the context in which the module, on one device or several, can be called. Compiled layers are used if
-        there are any.
-        """
-        if self.pipeline is not None:
-            return self.pipeline.crossing()
-        return nullcontext() if self.compiled is None else self.compiled.crossing()
+        """Returns the context in which the module, on one device or several, can be called."""
+        return nullcontext() if self.pipeline is None else self.pipeline.crossing()
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
@@ -244,7 +233,6 @@ class CausalDecode:
 
     model: TransformerModel
     paged: PagedKV
-    compiled: CompiledLayers | None
     axes: bool  # whether the model reads positions in three dimensions
 
     @classmethod
@@ -253,21 +241,16 @@ class CausalDecode:
         family, module = network.family, network.model.module
         assert isinstance(network.paged, PagedKV), "a pipeline's steps are not recorded"
         axes = family is not None and family.positions(module, (0,), ()) is not None
-        return cls(model=network.model, paged=network.paged, compiled=network.compiled, axes=axes)
+        return cls(model=network.model, paged=network.paged, axes=axes)
 
     def __call__(self, inputs: FixedInputs) -> None:
         module = self.model.module
-        call = PagedCall(step=FixedStep(self.paged, inputs))
-        try:
-            with nullcontext() if self.compiled is None else self.compiled.crossing():
-                answer = module(
-                    inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
-                    position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
-                    use_cache=False,
-                    triolet=call,
-                )
-        finally:
-            call.step = None
+        answer = module(
+            inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
+            position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
+            use_cache=False,
+            triolet=PagedCall(step=FixedStep(self.paged, inputs)),
+        )
         inputs.logits.copy_(answer.logits[0])
 
     def rehearse(self, inputs: FixedInputs) -> None:
@@ -276,7 +259,7 @@ class CausalDecode:
         """
         place, paged = torch.device("meta"), self.paged
         pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
-        evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))
+        evolve(self, model=self.model.to(place), paged=pages)(inputs.on(place))
 
 
 def encode_together(family: Family, model: TransformerModel, jobs: Sequence[EncoderItem]) -> list[Tensor]:

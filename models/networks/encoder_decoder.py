@@ -102,15 +102,12 @@ class EncoderDecoderNetwork(CrossedNetwork):
         distances = self.family.distances(self.model.module, self.positions)
         call = PagedCall(step=PagedStep(self.paged, rows, distances), witness=self.witness)
         cross_call = CrossCall(step=CrossStep.of(self.cross, rows), witness=self.cross_witness)
-        try:
-            with forwards(self._instead(positions, distances, chosen, call, cross_call)):
-                # a dummy that the cross-attention modules project; some fail without one
-                row = torch.zeros(1, 1, self.hidden, dtype=self.paged.dtype, device=self.device)
-                answer = self.model.module(
-                    encoder_outputs=self.encoder_output(row), decoder_input_ids=tokens[None], use_cache=False
-                )
-        finally:
-            call.step = cross_call.step = None
+        with forwards(self._instead(positions, distances, chosen, call, cross_call)):
+            # a dummy that the cross-attention modules project; some fail without one
+            row = torch.zeros(1, 1, self.hidden, dtype=self.paged.dtype, device=self.device)
+            answer = self.model.module(
+                encoder_outputs=self.encoder_output(row), decoder_input_ids=tokens[None], use_cache=False
+            )
         logits: Tensor = answer.logits[0].float().contiguous()
         return logits
 

@@ -268,9 +268,8 @@ def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
         TorchExecutor(path, SMALL).open()
 
 
-@pytest.mark.parametrize("settings", [{"compile": True}, {"devices": ("cpu", "cpu")}])
-def test_compiled_layers_and_stages_are_refused(folder, settings):
-    config = EngineConfig(dtype="float32", **({"device": "cpu"} if "compile" in settings else {}), **settings)
+def test_stages_are_refused(folder):
+    config = EngineConfig(dtype="float32", devices=("cpu", "cpu"))
     with pytest.raises(InvalidRequest, match="decoder-only models"):
         TorchExecutor(folder("t5"), config).open()
 

@@ -140,9 +140,9 @@ def test_registering_twice_changes_nothing():
     """And nothing is registered by an import."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    register(PAGED)
+    register()
     first = ALL_ATTENTION_FUNCTIONS[PAGED]
-    register(PAGED)
+    register()
     assert ALL_ATTENTION_FUNCTIONS[PAGED] is first
 
 

@@ -188,7 +188,6 @@ def test_what_is_computed_in_is_chosen_by_the_cpu(open_driver, folder):
     ("changes", "told"),
     [
         ({"quantization": "int4"}, "quantization='int4'; allowed: 'int8'; None: weights as they are"),
-        ({"compile": True}, "compile=True"),
         ({"devices": ("cuda:0", "cuda:1")}, "devices="),
     ],
 )

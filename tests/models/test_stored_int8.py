@@ -178,5 +178,5 @@ def test_without_the_library_its_package_is_named(open_driver, plain, tmp_path, 
 
 def test_they_are_for_the_cpu_alone(open_driver, plain, tmp_path):
     copy = described(shutil.copytree(plain, tmp_path / "copy"), {"quant_method": "compressed-tensors"})
-    with pytest.raises(InvalidRequest, match=r"quantized weights.*device='cpu' without compile"):
-        open_driver(copy, compile=True)
+    with pytest.raises(InvalidRequest, match=r"quantized weights.*device='cpu'"):
+        open_driver(copy, device="auto", devices=("cpu", "cpu"))
