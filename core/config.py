@@ -13,7 +13,6 @@ from .checks import (
     Check,
     Refused,
     checked,
-    demand,
     flag,
     function,
     integer,
@@ -22,7 +21,6 @@ from .checks import (
     one_of,
     path,
     settle,
-    shown,
 )
 from .events import Event
 from .model import Kind
@@ -45,7 +43,6 @@ ELSEWHERE = {
     "max_num_batched_tokens": "max_step_tokens",
     "max_num_seqs": "max_running",
     "num_workers": "max_running",
-    "pipeline_parallel_size": "devices",
     "speculative_config": "speculation",
     "torch_dtype": "dtype",
 }
@@ -86,6 +83,8 @@ _DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:\d+)?")
 
 
 def _device(value: Any) -> str:
+    if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
+        raise Refused("an engine runs on one device: open an engine for each, or replicas in a cluster")
     if not isinstance(value, str):
         raise Refused
     if _DEVICE.fullmatch(value):
@@ -116,10 +115,6 @@ class EngineConfig:
 
     Args:
         device: ``"auto"`` (CUDA if there is such a device, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-        devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: the layers,
-            with their pages, are split over the devices in order. Use it for models that are too large for one device.
-            Leave ``device`` at its default; ``graphs`` is not used. ``()``: all layers are on
-            ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         kv_dtype: the type of stored keys and values, including those of cross-attention. ``"auto"``: the same as
             ``dtype``. ``"float16"`` or ``"bfloat16"``: half of the bytes of float32, so twice the tokens in the same
@@ -202,7 +197,6 @@ class EngineConfig:
     device: str = checked(
         "auto", Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there")
     )
-    devices: tuple[str, ...] = ()
     dtype: str = checked("auto", one_of(*DTYPES))
     kv_dtype: str = checked("auto", one_of(*DTYPES))
     threads: int = checked(0, integer(0, 1024, "; 0: one for each usable core"))
@@ -246,16 +240,6 @@ class EngineConfig:
 
     def __attrs_post_init__(self) -> None:
         settle(self)
-        names = self.devices
-        several = isinstance(names, tuple) and len(names) != 1 and all(isinstance(name, str) for name in names)
-        demand(several, f"devices={shown(names)}", "a tuple of two or more devices, as ('cuda:0', 'cuda:1'); (): one")
-        if names:
-            beside = f"with devices={names!r}"
-            demand(self.device == "auto", f"device={self.device!r} {beside}", "one of the two")
-            demand(self.graphs != "eager", f"graphs='eager' {beside}", "'auto' or 'off' on several devices")
-        if self.quantization is not None:
-            both = f"quantization={self.quantization!r} with devices={names!r}"
-            demand(not names, both, "one of the two. Quantized models run only on the CPU")
 
     def encode_budget(self, device: str) -> int:
         """Returns the largest number of embeddings of one encode batch on ``device``, as the executor names it:

@@ -141,7 +141,7 @@ class TorchExecutor:
         with TURNS.loading(partial(getattr, self, "_given_up")):
             blueprints = Blueprints.read(self.model, self.config)
         trim()  # returns the memory that reading the tokenizer left
-        self._device = blueprints.main.device_names
+        self._device = str(blueprints.main.device)
         with self._all_or_nothing():
             with TURNS.loading(partial(getattr, self, "_given_up")):
                 blueprints = self._take_and_load(blueprints)
@@ -210,10 +210,9 @@ class TorchExecutor:
         blueprint, draft = blueprints.main, blueprints.draft
         main = blueprint.take(own, model)
         smaller = None if draft is None else draft.take(own_drafts, draft_model)
-        answers_on = blueprint.devices[-1] if blueprint.devices else device
         outputs = own("encoder_outputs", EncoderOutputs())
         draft_outputs = EncoderOutputs() if smaller is None else own("draft_encoder_outputs", EncoderOutputs())
-        masks = own("rule_masks", RuleMasks(vocabulary, answers_on))
+        masks = own("rule_masks", RuleMasks(vocabulary, device))
         main = evolve(main, network=blueprint.hasten(main.network, own))  # last, so that graphs are released first
         if draft is not None and smaller is not None:
             smaller = evolve(smaller, network=draft.hasten(smaller.network, own_drafts))

@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 from ..core.beam_pages import Copy
 from ..core.errors import EngineError
 from ..core.plan import SampledToken
-from .launch.pipeline import StagedKV
 from .memory.encoder_outputs import EncoderOutputs
 from .memory.frames import FrameStates
 from .memory.kv import PagedKV
@@ -45,7 +44,7 @@ class Sampler:
     """Samples tokens from a network's logits."""
 
     network: Network
-    paged: PagedKV | StagedKV | FrameStates | None  # the pages of the network
+    paged: PagedKV | FrameStates | None  # the pages of the network
     outputs: EncoderOutputs
     masks: RuleMasks
     eos_token_ids: tuple[int, ...]
@@ -114,7 +113,7 @@ class Sampler:
             chosen = self.network.native.choose(fed, told_rows, draws, copies)
             return answers_of(chosen, asked, self.eos_token_ids)
         if copies:
-            assert isinstance(self.paged, PagedKV | StagedKV), "a search reads pages"
+            assert isinstance(self.paged, PagedKV), "a search reads pages"
             self.paged.copy(copies)
         logits = self.network.logits(feeds, rows, self.outputs)
         return answer(logits, asked.with_masks(self.masks), self.eos_token_ids)

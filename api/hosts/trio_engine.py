@@ -174,7 +174,7 @@ class TrioEngine:
             return description.device
         if self._device is not None:
             return self._device
-        return self.config.device if not self.config.devices else ", ".join(self.config.devices)
+        return self.config.device
 
     @property
     def pending(self) -> int:

@@ -19,7 +19,6 @@ from ..checkpoints.files import is_mapped
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
 from ..checkpoints.whisper import Checkpoint, WeightFiles
-from ..launch.pipeline import StagedKV
 from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
 from ..memory.frames import FrameSlots, FrameStates
@@ -44,7 +43,7 @@ NATIVE_ROWS = 256
 """The most rows in one call of the native library, few enough that results between operations stay in the caches."""
 
 AnyModel = WhisperModel | TransformerModel
-AnyPages = PagedKV | StagedKV | FrameStates
+AnyPages = PagedKV | FrameStates
 
 
 Own = Callable[[str, Any], Any]
@@ -75,16 +74,6 @@ class Blueprint:
     checkpoint: Checkpoint | ModuleCheckpoint
     budget: Budget | None = None  # known when the weights are loaded
     fingerprint: str = ""  # of the weights, once they have been read
-
-    @property
-    def devices(self) -> tuple[torch.device, ...]:
-        """The devices of the pipeline's stages; empty if there is a single device."""
-        return ()
-
-    @property
-    def device_names(self) -> str:
-        """The names as in `ModelDescription.device`: ``"cuda:0"``, or ``"cuda:0, cuda:1"``."""
-        return ", ".join(map(str, self.devices or (self.device,)))
 
     @property
     def decoder(self) -> DecoderShape:
@@ -188,7 +177,7 @@ class Blueprint:
         raise NotImplementedError
 
     def place(self, model: Any, *, copied: bool = False) -> AnyModel:
-        """Returns ``model`` on its device or devices. Tensors that are on their device already are shared, unless
+        """Returns ``model`` on its device. Tensors that are there already are shared, unless
         ``copied`` is true."""
         raise NotImplementedError
 
@@ -208,17 +197,17 @@ class Blueprint:
         """Returns the facts about the model that the engine needs."""
         raise NotImplementedError
 
-    def allocate_pages(self, layers: int = 0, device: torch.device | None = None) -> PagedKV:
-        """Allocates the pages, for all layers, or for ``layers`` layers on ``device``."""
+    def allocate_pages(self) -> PagedKV:
+        """Allocates the pages."""
         shape = self.decoder
         return PagedKV.allocate(
-            layers=layers or shape.layers,
+            layers=shape.layers,
             pages=self.chosen.pages,
             page_size=self.config.page_size,
             heads=shape.kv_heads,
             width=shape.kv_heads * shape.head_dim,
             dtype=self.kv_dtype,
-            device=device or self.device,
+            device=self.device,
         )
 
     def allocate_slots(self) -> CrossKV:
@@ -240,7 +229,7 @@ class Blueprint:
         return ModelDescription(
             name=name,
             architecture=checkpoint.architecture,
-            device=self.device_names,
+            device=str(self.device),
             dtype=self.dtype_name,
             vocabulary_size=shape.vocabulary,
             max_positions=self.positions,
@@ -351,6 +340,6 @@ class ModuleBlueprint(Blueprint):
         """Calls ``compare`` unless this model has passed it before. ``computed`` has further values on which the
         outcome depends.
         """
-        devices, settings = self.devices or (self.device,), (self.config.quantization, self.kv_dtype, *computed)
-        key = comparison_key(self.checkpoint.stamps, self.fingerprint, devices, self.dtype, *settings)
+        settings = (self.config.quantization, self.kv_dtype, *computed)
+        key = comparison_key(self.checkpoint.stamps, self.fingerprint, self.device, self.dtype, *settings)
         PassedComparisons.of_user().once(key, compare)

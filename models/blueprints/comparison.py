@@ -164,8 +164,7 @@ def _reference(network: Decoder, prompt: list[int], output: Tensor) -> Tensor:
         last: Tensor = module(encoder_outputs=read, decoder_input_ids=tokens, use_cache=False).logits
         return last[0, -1].float()
     positions = torch.arange(len(prompt), device=network.device)[None]
-    with network.crossing():
-        answer = (module if network.generates else module.base_model)(tokens, position_ids=positions, use_cache=False)
+    answer = (module if network.generates else module.base_model)(tokens, position_ids=positions, use_cache=False)
     last = answer.logits if network.generates else answer.last_hidden_state
     return last[0, -1].float()
 

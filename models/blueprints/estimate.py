@@ -89,7 +89,7 @@ def estimate_context(
     together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
     pages = budget.pages + 1 if together.page else 0
     memory = DeviceMemory(
-        device=main.device_names,
+        device=str(main.device),
         by_owner={
             "weights": weights,
             "native": sum(map(native_bytes, blueprints.all, stored)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -42,10 +42,10 @@ class PassedComparisons:
 
 
 def comparison_key(
-    stamps: Mapping[str, str], fingerprint: str, devices: Sequence[torch.device], dtype: torch.dtype, *computed: object
+    stamps: Mapping[str, str], fingerprint: str, device: torch.device, dtype: torch.dtype, *computed: object
 ) -> str:
     """Returns a hash of all that the outcome of a comparison depends on: the checkpoint's files and weights, the
-    devices, the dtype, the further values ``computed``, the machine, and the code of the models."""
+    device, the dtype, the further values ``computed``, the machine, and the code of the models."""
     import transformers
 
     models = Path(__file__).parents[1]
@@ -54,7 +54,7 @@ def comparison_key(
         sources.update(f"{path.relative_to(models)}".encode() + path.read_bytes())
     depends = {
         "checkpoint": (dict(stamps), fingerprint),
-        "devices": [(str(one), torch.cuda.get_device_name(one) if one.type == "cuda" else "") for one in devices],
+        "device": (str(device), torch.cuda.get_device_name(device) if device.type == "cuda" else ""),
         "computed": (str(dtype), *map(str, computed)),
         "machine": machine_name(),
         "code": (transformers.__version__, sources.hexdigest()),

@@ -20,8 +20,7 @@ from ..architectures.text import read_text_checkpoint
 from ..checkpoints.files import resolve
 from ..checkpoints.turns import TURNS
 from ..checkpoints.whisper import is_whisper, read_checkpoint
-from ..launch.pipeline import cut
-from ..machine.devices import find_device, find_devices, find_dtype
+from ..machine.devices import find_device, find_dtype
 from ..memory.budget import Available, Budget, check_sizes
 from ..native.library import Library
 from .crossed import CrossedBlueprint
@@ -50,8 +49,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
 
 
 def _read(folder: Path, config: EngineConfig) -> AnyBlueprint:
-    devices = find_devices(config.devices)
-    device = devices[0] if devices else find_device(config.device)
+    device = find_device(config.device)
     int8 = config.quantization is not None
     if int8 and device.type != "cpu":
         raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: device='cpu'")
@@ -85,11 +83,10 @@ def _read(folder: Path, config: EngineConfig) -> AnyBlueprint:
     if config.chat_template is not None:
         replace_template(text.tokenizer, config.chat_template)
     if text.quantized:
-        if device.type != "cpu" or devices:
+        if device.type != "cpu":
             raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu'")
         dtype = find_dtype(config.dtype, device, int8=Library.load() is None)
-    stages = cut(text.shape.layers, devices) if devices else ()
-    return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
+    return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text))
 
 
 def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
@@ -114,11 +111,6 @@ def _refuse(config: EngineConfig, kind: str, *, quantizes: bool = False) -> None
         raise InvalidRequest(
             f"quantization={config.quantization!r} is given for {kind}; allowed: Whisper, decoders and encoders. Use "
             "quantization=None"
-        )
-    if config.devices:
-        raise InvalidRequest(
-            f"devices={config.devices!r} is given for {kind}; allowed: decoder-only models. Use "
-            f"device={config.devices[0]!r}"
         )
 
 
@@ -145,8 +137,7 @@ class Blueprints:
         name = config.speculation.draft if isinstance(config.speculation, Speculation) else None
         if name is None:
             return cls(main=main, draft=None)
-        device = config.devices[-1] if config.devices else config.device  # the device that has the model's logits
-        own = evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0, chat_template=None)
+        own = evolve(config, self_kv_bytes=0, cross_kv_bytes=0, chat_template=None)
         try:
             draft = read_blueprint(name, own)
         except InvalidRequest as error:
@@ -176,7 +167,7 @@ class Blueprints:
             return self
         main, draft = self.main, self.draft
         together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
-        available = measure(main.devices or (main.device,), weights)
+        available = measure(main.device, weights)
         budget = Budget.choose(main.config, main.sizes, together, available)
         placed = None if draft is None else evolve(draft, budget=budget)
         return Blueprints(main=evolve(main, budget=budget), draft=placed)

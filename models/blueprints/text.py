@@ -6,7 +6,6 @@ import importlib
 from functools import partial
 from typing import Any
 
-import torch
 from attrs import evolve, frozen
 from torch import nn
 
@@ -14,13 +13,11 @@ from ...core.errors import UnsupportedModel
 from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text import TextCheckpoint
+from ..attention.graphs import GraphManager, find_recorder
 from ..checkpoints.loading import load_module
-from ..launch.graphs import GraphManager, find_recorder
-from ..launch.pipeline import Pipeline, Places, Stage, StagedKV
 from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
-from ..memory.module import TransformerModel
 from ..native.decoders import Decoder
 from ..native.runner import Runner
 from ..networks.causal import CausalDecode, CausalNetwork, encode_together
@@ -37,11 +34,6 @@ class TextBlueprint(ModuleBlueprint):
     """The blueprint of decoder-only and pooling models."""
 
     checkpoint: TextCheckpoint
-    stages: tuple[Stage, ...] = ()  # the devices of the layers, if there are several
-
-    @property
-    def devices(self) -> tuple[torch.device, ...]:
-        return tuple(stage.device for stage in self.stages)
 
     @property
     def keeps_kv(self) -> bool:
@@ -51,15 +43,6 @@ class TextBlueprint(ModuleBlueprint):
     def state_bytes(self) -> int:
         family = self.checkpoint.family
         return 0 if family is None else MOST_STATES * family.state_bytes(self.checkpoint.config, self.dtype)
-
-    def place(self, model: TransformerModel, *, copied: bool = False) -> TransformerModel:
-        if not self.stages:
-            return super().place(model, copied=copied)
-        return model.placed(self._places(model).device, copied=copied)
-
-    def _places(self, model: TransformerModel) -> Places:
-        module, language = model.module, self._language(model.module)
-        return Places.find(module, language, self.stages, None if language is module else _head(module))
 
     def read(self) -> nn.Module:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
@@ -85,8 +68,6 @@ class TextBlueprint(ModuleBlueprint):
     def not_native(self) -> str | None:
         if not self.keeps_kv:
             return "it is an encoder"
-        if self.stages:
-            return f"it runs on {self.device_names}"
         if find_recorder(self.config.graphs, self.device) is not None:
             return f"graphs={self.config.graphs!r}"
         return super().not_native()
@@ -116,8 +97,7 @@ class TextBlueprint(ModuleBlueprint):
             states = own("encoder_states", EncoderStates()) if self.state_bytes else None
             together = partial(encode_together, checkpoint.family, model)
             items = ItemEncoder(model=model, together=together, states=states)
-        parts = [self.allocate_pages(stage.stop - stage.first, stage.device) for stage in self.stages]
-        paged: Any = own("self_kv", StagedKV(tuple(parts)) if parts else self.allocate_pages())
+        paged = own("self_kv", self.allocate_pages())
         network = CausalNetwork(
             model=model,
             paged=paged,
@@ -127,7 +107,6 @@ class TextBlueprint(ModuleBlueprint):
             classifies=bool(checkpoint.labels),
             family=checkpoint.family,
             encoder=items,
-            pipeline=Pipeline.of(model, self._places(model)) if self.stages else None,
         )
         network.attach()
         return Parts(network=network, model=model, paged=paged)
@@ -137,8 +116,8 @@ class TextBlueprint(ModuleBlueprint):
         if not isinstance(network, CausalNetwork) or network.native is not None:
             return network
         recorder = find_recorder(self.config.graphs, self.device)
-        if recorder is None or not network.generates or isinstance(network.paged, StagedKV):
-            return network  # a graph belongs to one device
+        if recorder is None or not network.generates:
+            return network
         shape = self.checkpoint.shape
         graphs = GraphManager.allocate(
             decode=CausalDecode.of(network),
@@ -151,7 +130,6 @@ class TextBlueprint(ModuleBlueprint):
         return evolve(network, graphs=own("graphs", graphs))
 
     def open_native(self, decoder: Decoder, network: CausalNetwork) -> Runner:
-        assert not isinstance(network.paged, StagedKV), "the library reads pages of one device"
         return self.open_runner(decoder.program(max(LONGEST, self.positions)), network.paged)  # for comparisons
 
     def prove(self, network: Network) -> None:

@@ -9,15 +9,8 @@ from ...core.errors import InvalidRequest
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def find_devices(names: tuple[str, ...]) -> tuple[torch.device, ...]:
-    """Returns the devices ``names``. Raises `InvalidRequest` if a device does not exist, or their kinds differ."""
-    devices = tuple(map(find_device, names))
-    if len({device.type for device in devices}) > 1:
-        raise InvalidRequest(f"devices={names!r}; allowed: devices of one kind, such as ('cuda:0', 'cuda:1')")
-    return devices
-
-
 def find_device(name: str) -> torch.device:
+    """Returns the device ``name``. Raises `InvalidRequest` if there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -4,8 +4,6 @@ loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from attrs import evolve, frozen
 
@@ -30,19 +28,19 @@ class Available:
     shortens: bool = True  # True: sequences are no longer than `most` holds, unless their length is configured
 
     @classmethod
-    def of(cls, devices: Sequence[torch.device], weights: int) -> Available:
+    def of(cls, device: torch.device, weights: int) -> Available:
         """Returns the memory now. On the CPU it is as much as the weights take, 512 MiB at least, but no more than a
         quarter of the free memory; on CUDA it is half of the free memory."""
-        if devices[0].type == "cuda":
-            free = min(torch.cuda.mem_get_info(device)[0] for device in devices) * len(devices)
+        if device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0]
             return cls(most=free // _CUDA_SHARE, free=free, shortens=False)
         return cls.on_cpu(weights, available_memory(read_file))
 
     @classmethod
-    def at_most(cls, devices: Sequence[torch.device], weights: int) -> Available:
+    def at_most(cls, device: torch.device, weights: int) -> Available:
         """Returns the most that `of` could return, however much memory is free."""
-        if devices[0].type == "cuda":
-            whole = min(torch.cuda.mem_get_info(device)[1] for device in devices) * len(devices)
+        if device.type == "cuda":
+            whole = torch.cuda.mem_get_info(device)[1]
             return cls(most=whole // _CUDA_SHARE, free=None, shortens=False)
         return cls.on_cpu(weights, None)
 

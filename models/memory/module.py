@@ -30,22 +30,16 @@ class TransformerModel:
     def to(self, device: torch.device, *, copied: bool = False) -> TransformerModel:
         """Returns the same model with its tensors on ``device``. Tensors that are already on ``device`` are shared
         unless ``copied`` is true."""
-        return self.placed(lambda _: device, copied=copied)
-
-    def placed(self, where: Callable[[str], torch.device], *, copied: bool = False) -> TransformerModel:
-        """Returns the same model with the tensors of each of its modules on the device that ``where`` returns for the
-        module's name. If two modules share a tensor and go to different devices, each gets its own."""
         module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in _tensors(self.module)})
         assert module is not None, "the model is released"
-        moved: dict[tuple[int, torch.device], Tensor] = {}
-        for name, each in module.named_modules():
-            device = where(name)
+        moved: dict[int, Tensor] = {}  # by the identity of the original: modules may share a tensor
+        for each in module.modules():
             for held in (each._parameters, each._buffers, vars(each)):
                 for key, value in list(held.items()):
                     if isinstance(value, Tensor):
-                        if (id(value), device) not in moved:
-                            moved[id(value), device] = _moved(value, device, copied=copied)
-                        held[key] = moved[id(value), device]
+                        if id(value) not in moved:
+                            moved[id(value)] = _moved(value, device, copied=copied)
+                        held[key] = moved[id(value)]
         return TransformerModel(module)
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -7,7 +7,6 @@ One call of the module feeds all chunks of a step, flattened into rows; `paged.p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -20,10 +19,9 @@ from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
 from ..architectures.family import Family
 from ..attention.fixed import FixedInputs, FixedStep
+from ..attention.graphs import GraphManager
 from ..attention.layers import PAGED, PagedCall, Witness, register
 from ..attention.paged import PagedStep
-from ..launch.graphs import GraphManager
-from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
@@ -46,11 +44,10 @@ class _Notes:
 
 @frozen(kw_only=True, eq=False)
 class CausalNetwork(Network):
-    """A decoder-only model as a network. ``generates`` is false if the module has no head for tokens. With a
-    ``pipeline``, ``device`` is its first device, and ``paged`` is a `StagedKV`; otherwise ``paged`` is a `PagedKV`."""
+    """A decoder-only model as a network. ``generates`` is false if the module has no head for tokens."""
 
     model: TransformerModel
-    paged: PagedKV | StagedKV
+    paged: PagedKV
     positions: int
     device: torch.device
     generates: bool
@@ -58,7 +55,6 @@ class CausalNetwork(Network):
     family: Family | None = None
     encoder: ItemEncoder | None = None
     witness: Witness | None = None
-    pipeline: Pipeline | None = None
     native: Runner | None = None  # computes all steps; then the module serves comparisons alone
     graphs: GraphManager | None = None  # records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module can compute only the wanted logits
@@ -117,8 +113,7 @@ class CausalNetwork(Network):
         rows = self._lay_out(feeds, wanted)
         if self.native is not None:
             return self.native.step(self._embed(feeds, rows.starts, outputs), rows)
-        answers_on = self.device if self.pipeline is None else self.pipeline.answers_on
-        chosen = torch.tensor(rows.wanted, dtype=torch.long, device=answers_on)
+        chosen = torch.tensor(rows.wanted, dtype=torch.long, device=self.device)
         if not self.generates:
             return self._hidden(feeds, rows, outputs)[chosen].float()
         module = self.model.module
@@ -168,20 +163,13 @@ class CausalNetwork(Network):
 
     def _run(self, module: Any, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs, **options: Any) -> Any:
         self._enter(feeds)
-        paged: Any = self.paged  # for a pipeline, one step for each stage
-        step = PagedStep(paged, rows) if self.pipeline is None else self.pipeline.step(paged, rows)
-        with self.crossing():
-            return module(
-                inputs_embeds=self._embed(feeds, rows.starts, outputs)[None],
-                position_ids=self._position_ids(feeds, rows),
-                use_cache=False,
-                triolet=PagedCall(step=step, witness=self.witness),
-                **options,
-            )
-
-    def crossing(self) -> AbstractContextManager[None]:
-        """Returns the context in which the module, on one device or several, can be called."""
-        return nullcontext() if self.pipeline is None else self.pipeline.crossing()
+        return module(
+            inputs_embeds=self._embed(feeds, rows.starts, outputs)[None],
+            position_ids=self._position_ids(feeds, rows),
+            use_cache=False,
+            triolet=PagedCall(step=PagedStep(self.paged, rows), witness=self.witness),
+            **options,
+        )
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
@@ -239,7 +227,6 @@ class CausalDecode:
     def of(cls, network: CausalNetwork) -> CausalDecode:
         """Makes the decode for a network's model, pages and positions."""
         family, module = network.family, network.model.module
-        assert isinstance(network.paged, PagedKV), "a pipeline's steps are not recorded"
         axes = family is not None and family.positions(module, (0,), ()) is not None
         return cls(model=network.model, paged=network.paged, axes=axes)
 

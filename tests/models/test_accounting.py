@@ -147,15 +147,15 @@ class CapturesGraphs(TorchExecutor):
         return description
 
 
-class Pipelines(TorchExecutor):
-    """Buffers between the stages of a pipeline are in nobody's attribute."""
+class Elsewhere(TorchExecutor):
+    """Buffers of a module are in no object's attribute."""
 
     def encode(self, jobs):
         super().encode(jobs)
-        PIPELINE.append(torch.zeros(13))
+        ELSEWHERE.append(torch.zeros(13))
 
 
-PIPELINE: list[torch.Tensor] = []
+ELSEWHERE: list[torch.Tensor] = []
 
 
 class Twice(TorchExecutor):
@@ -169,21 +169,21 @@ class Twice(TorchExecutor):
 
 PLANTED = [
     (CapturesGraphs, "leads to [44] bytes that nobody counts"),
-    (Pipelines, "[52, 52, 52] bytes live that nobody counts"),
+    (Elsewhere, "[52, 52, 52] bytes live that nobody counts"),
     (Twice, "counted twice: [('self_kv', 'pages')]"),
 ]
 
 
 @pytest.mark.parametrize(("make_executor", "told"), PLANTED, ids=[planted.__name__ for planted, _ in PLANTED])
 def test_a_kind_of_buffer_that_is_not_registered_is_found(books, drive, work, make_executor, told):
-    """S2, S3: captured graphs, buffers of a pipeline, and one buffer under two names."""
+    """S2, S3: captured graphs, buffers of a module, and one buffer under two names."""
     driver = drive(make_executor)
     work(driver)
     try:
         with pytest.raises(AssertionError) as found:
             books.check(driver.executor)
     finally:
-        PIPELINE.clear()
+        ELSEWHERE.clear()
     assert told in str(found.value)
 
 

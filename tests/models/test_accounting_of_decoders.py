@@ -1,5 +1,5 @@
 """Every byte has an owner in what decoders have beside weights and pages: a draft model, recorded steps, a pooling
-head, images' encodings, and the layers of a pipeline on devices of their own.
+head, and images' encodings.
 
 The collector is off: what dies here dies by reference count, seen through weak references to storages (`books`).
 """
@@ -12,9 +12,9 @@ import pytest
 
 from triolet.core.config import Speculation
 from triolet.core.errors import UnsupportedModel
+from triolet.models.attention import graphs
 from triolet.models.blueprints import text
 from triolet.models.executor import TorchExecutor
-from triolet.models.launch import graphs, pipeline
 from triolet.testing.families import make_checkpoint
 
 from .media import PLACEHOLDERS, picture
@@ -23,8 +23,6 @@ from .texts import Job, noise
 FAMILIES = {
     "draft": "llama",
     "graphs": "gemma2",
-    "pipeline": "llama",
-    "pipeline of images": "qwen2_vl",
     "classifier": "bert_classifier",
     "decoding classifier": "llama_classifier",
     "images": "qwen2_5_vl",
@@ -32,8 +30,6 @@ FAMILIES = {
 OWNERS = {  # beside encoder outputs and masks, which all have
     "draft": {"weights", "self_kv", "draft_weights", "draft_self_kv", "draft_graphs", "graphs"},
     "graphs": {"weights", "self_kv", "graphs"},
-    "pipeline": {"weights", "self_kv"},
-    "pipeline of images": {"weights", "self_kv"},
     "classifier": {"weights"},
     "decoding classifier": {"weights", "self_kv"},
     "images": {"weights", "self_kv", "graphs"},
@@ -49,8 +45,6 @@ def folders(tmp_path_factory):
 
 def settings(folders, kind):
     """What `EngineConfig` needs beside the small sizes."""
-    if kind.startswith("pipeline"):
-        return {"device": "auto", "devices": ("cpu", "cpu")}
     graphs = {"graphs": "eager"} if kind in {"draft", "graphs", "images"} else {}
     proposed = {"speculation": Speculation(draft=str(folders["a draft"]))} if kind == "draft" else {}
     return {**graphs, **proposed}
@@ -108,7 +102,7 @@ def test_s2_s3_nothing_lives_asleep_or_after_close(books, open_driver, folders, 
     assert books.live() == {}
 
 
-@pytest.mark.parametrize("kind", ["draft", "pipeline"])
+@pytest.mark.parametrize("kind", ["draft", "graphs"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(registrations, config, folders, kind, when):
     """A draft model that is half there, graphs without their buffers."""
@@ -119,9 +113,7 @@ def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(registrations,
 @pytest.mark.parametrize(
     ("kind", "owner", "name"),
     [
-        ("pipeline", pipeline.Pipeline, "of"),
-        ("pipeline", pipeline.Pipeline, "crossing"),
-        ("pipeline", text, "compare_decoder"),
+        ("graphs", text, "compare_decoder"),
         ("graphs", graphs.GraphManager, "prove"),
     ],
     ids=str,
@@ -129,7 +121,7 @@ def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(registrations,
 def test_s7_an_open_that_fails_with_everything_taken_leaves_nothing(
     books, config, folders, monkeypatch, kind, owner, name
 ):
-    """Before the pages are there, with them, in the comparison, and in the proof of the graphs; the error is kept."""
+    """In the comparison, and in the proof of the graphs; the error is kept."""
     executor = TorchExecutor(folders[FAMILIES[kind]], config(**settings(folders, kind)))
 
     def fail(*args, **kwargs):

@@ -267,7 +267,6 @@ def check_decoder(answer, request, model):
         ("llama", {}),
         ("gemma3", {}),
         ("llama", {"graphs": "eager"}),
-        ("llama", {"device": "auto", "devices": ("cpu", "cpu:0")}),
         ("llama", {"speculation": Speculation(tokens=3)}),
         ("llama", {"speculation": "itself"}),
     ],

@@ -268,12 +268,6 @@ def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
         TorchExecutor(path, SMALL).open()
 
 
-def test_stages_are_refused(folder):
-    config = EngineConfig(dtype="float32", devices=("cpu", "cpu"))
-    with pytest.raises(InvalidRequest, match="decoder-only models"):
-        TorchExecutor(folder("t5"), config).open()
-
-
 def test_a_draft_model_is_refused(folder):
     config = EngineConfig(dtype="float32", device="cpu", speculation=Speculation(draft=str(folder("bart"))))
     with pytest.raises(InvalidRequest, match="the draft model is BartForConditionalGeneration"):

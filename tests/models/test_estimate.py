@@ -141,6 +141,6 @@ def test_weights_that_are_stored_in_int8_count_as_they_are_stored(folder, tmp_pa
 )
 def test_with_less_memory_keys_and_values_take_no_more_than_was_thought(sizes, weights, free, running):
     config = EngineConfig(max_running=running)
-    thought = Budget.choose(config, sizes, sizes, Available.at_most([torch.device("cpu")], weights))
+    thought = Budget.choose(config, sizes, sizes, Available.at_most(torch.device("cpu"), weights))
     found = Budget.choose(config, sizes, sizes, Available.on_cpu(weights, free))
     assert found.bytes_of(sizes) <= thought.bytes_of(sizes)

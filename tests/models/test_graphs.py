@@ -19,9 +19,9 @@ from triolet.core.config import EngineConfig
 from triolet.core.errors import InvalidRequest
 from triolet.core.plan import Chunk
 from triolet.core.request import Probe, SamplingParams
+from triolet.models.attention import graphs as module
 from triolet.models.attention.fixed import Bucket, Buckets, FixedInputs
-from triolet.models.launch import graphs as module
-from triolet.models.launch.graphs import CannotCaptureError, EagerRecorder, GraphManager
+from triolet.models.attention.graphs import CannotCaptureError, EagerRecorder, GraphManager
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.rows import Rows

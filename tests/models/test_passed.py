@@ -83,12 +83,12 @@ def test_a_file_that_nobody_can_follow_is_replaced(tmp_path, text):
 
 
 def test_a_key_is_of_all_that_matters(monkeypatch):
-    base = ({"config.json": "a"}, "weights", [torch.device("cpu")], torch.float32)
+    base = ({"config.json": "a"}, "weights", torch.device("cpu"), torch.float32)
     keys = [
         comparison_key(*base),
         comparison_key({"config.json": "b"}, *base[1:]),
         comparison_key(base[0], "others", *base[2:]),
-        comparison_key(*base[:2], [torch.device("cpu")] * 2, base[3]),
+        comparison_key(*base[:2], torch.device("meta"), base[3]),
         comparison_key(*base[:3], torch.bfloat16),
         comparison_key(*base, "int8"),
     ]

@@ -22,9 +22,9 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ..attention.fixed import Bucket, Buckets, FixedInputs, describe
 from ..memory.kv import PagedKV
 from ..memory.rows import Rows
+from .fixed import Bucket, Buckets, FixedInputs, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
