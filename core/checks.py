@@ -170,16 +170,6 @@ def instance(kind: type, allowed: str) -> Check:
     return Check(lambda value: _kept(value, isinstance(value, kind)), allowed)
 
 
-def path(allowed: str) -> Check:
-    """Returns the check of a text that is not blank, or of a path object, which becomes a text."""
-
-    def read(value: Any) -> Any:
-        found = value.__fspath__() if hasattr(value, "__fspath__") else value
-        return _kept(found, isinstance(found, str) and bool(found.strip()))
-
-    return Check(_tried(read), allowed)
-
-
 def function(allowed: str) -> Check:
     """Returns the check of a callable. Classes are not allowed, and neither are async functions, since nobody would
     await them."""

@@ -19,7 +19,6 @@ from .checks import (
     nearest_names,
     number,
     one_of,
-    path,
     settle,
 )
 from .events import Event
@@ -49,18 +48,16 @@ ELSEWHERE = {
 """Names of settings in other programs, each with the setting that does the same here."""
 
 
-@nearest_names({"num_speculative_tokens": "tokens", "model": "draft", "prompt_lookup_max": "match"})
+@nearest_names({"num_speculative_tokens": "tokens", "prompt_lookup_max": "match"})
 @frozen(kw_only=True)
 class Speculation:
-    """The settings of speculative decoding: how draft tokens are proposed (Leviathan et al. 2023, "Fast inference from
-    transformers via speculative decoding"; Saxena 2023, "Prompt lookup decoding").
+    """The settings of speculative decoding (Leviathan et al. 2023, "Fast inference from transformers via speculative
+    decoding"). The text itself proposes the tokens that followed an earlier occurrence of its last tokens (Saxena 2023,
+    "Prompt lookup decoding").
 
     Args:
         tokens: the largest number of draft tokens of a sequence in one step, 1 to 64.
-        draft: the draft model, a smaller checkpoint with the same vocabulary, as a folder or a hub id. ``None``: the
-            text itself proposes the tokens that followed an earlier occurrence of its last tokens.
         match: the largest number of last tokens to look up in the text, 1 to 32. If they do not occur, fewer are tried.
-            Used without ``draft`` alone.
         most_running: no draft tokens are proposed while more sequences than this run. The rows of draft tokens cost
             almost nothing beside one sequence, but as much as other tokens beside many.
 
@@ -69,7 +66,6 @@ class Speculation:
     """
 
     tokens: int = checked(4, integer(1, 64))
-    draft: str | None = checked(None, path("a folder or hub id").or_none("the text itself"))
     match: int = checked(3, integer(1, 32))
     most_running: int = checked(_MUCH, integer(1, _MUCH))
 
@@ -171,8 +167,8 @@ class EngineConfig:
             the checkpoint. The format of tool calls is then found in this text. ``None``: the checkpoint's own.
         speculation: propose several draft tokens and check them in one step. The generated tokens stay the same, except
             for ties that rounding decides, as in batches of other sizes. ``"auto"``: decoders on the CPU propose from
-            the text itself, while one sequence runs alone. Without ``draft`` a sequence whose draft tokens are wrong
-            goes without them for up to 15 tokens. ``None``: off.
+            the text itself, while one sequence runs alone. A sequence whose draft tokens are wrong goes without them
+            for up to 15 tokens. ``None``: off.
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, with a
             scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
-from torch import Tensor
 
 from ..core.config import EngineConfig
 from ..core.errors import CheckpointError, EncodeFailed
@@ -30,7 +27,7 @@ from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem
 from .blueprints.blueprint import AnyModel, Blueprint, Parts
-from .blueprints.read import Blueprints
+from .blueprints.read import read_blueprint
 from .checkpoints.turns import TURNS
 from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all
@@ -45,7 +42,7 @@ from .sampler import Sampler
 from .sampling.beams import Search
 from .sampling.logits import RuleMasks
 from .sampling.structure import Grammars
-from .speculation import DraftModelProposer, LookupProposer
+from .speculation import LookupProposer
 
 _HOST = torch.device("cpu")
 
@@ -70,27 +67,12 @@ class _Open:
     Every holder of tensors here has an owner in the stack: `TorchExecutor._take` looks for tensors without one.
     """
 
-    main: Parts
-    draft: Parts | None  # the smaller model that proposes draft tokens
+    parts: Parts
     outputs: EncoderOutputs
-    draft_outputs: EncoderOutputs  # outputs of the draft model's encoder; empty if it has none
     masks: RuleMasks
     grammars: Grammars
     sampler: Sampler
-    proposer: LookupProposer | DraftModelProposer | None
-
-    @property
-    def all_parts(self) -> tuple[Parts, ...]:
-        """The parts of the model, and of the draft model if there is one."""
-        return (self.main,) if self.draft is None else (self.main, self.draft)
-
-    def crossed(self) -> list[tuple[Parts, EncoderOutputs]]:
-        """The parts that read items, each with the outputs of its encoder. A draft model without an encoder reads text
-        alone and is not among them."""
-        both = [(self.main, self.outputs)]
-        if self.draft is not None and self.draft.log_mel is not None:
-            both.append((self.draft, self.draft_outputs))
-        return both
+    proposer: LookupProposer | None
 
 
 @define(eq=False)
@@ -106,9 +88,9 @@ class TorchExecutor:
     again. All other sequences go on undisturbed. An id in ``ended`` may be unknown, since its sequence may have been
     forgotten in this way.
 
-    The executor is closed (as when it is new), open or asleep. ``_blueprints`` (of the model, and of a draft model if
-    there is one) is set unless the executor is closed. ``_open`` is set while it is open. During sleep ``_parked`` owns
-    ``_parked_models``, or nothing if the weights were dropped.
+    The executor is closed (as when it is new), open or asleep. ``_blueprint`` is set unless the executor is closed.
+    ``_open`` is set while it is open. During sleep ``_parked`` owns ``_parked_model``, or nothing if the weights were
+    dropped.
     """
 
     model: str | Path
@@ -118,8 +100,8 @@ class TorchExecutor:
     and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
-    _parked_models: tuple[AnyModel, ...] = field(init=False, default=(), repr=False)
-    _blueprints: Blueprints | None = field(init=False, default=None, repr=False)
+    _parked_model: AnyModel | None = field(init=False, default=None, repr=False)
+    _blueprint: Blueprint | None = field(init=False, default=None, repr=False)
     _open: _Open | None = field(init=False, default=None, repr=False)
     _records: dict[int, Record] = field(init=False, factory=dict, repr=False)
     _device: str = field(init=False, default="", repr=False)
@@ -136,26 +118,24 @@ class TorchExecutor:
             InvalidRequest: the device does not exist, or the sizes are too small for one sequence.
             DeviceOutOfMemory: the device has too little free memory.
         """
-        assert self._blueprints is None, "the executor is open already"
+        assert self._blueprint is None, "the executor is open already"
         self._grammars = None
         with TURNS.loading(partial(getattr, self, "_given_up")):
-            blueprints = Blueprints.read(self.model, self.config)
+            blueprint: Blueprint = read_blueprint(self.model, self.config)
         trim()  # returns the memory that reading the tokenizer left
-        self._device = str(blueprints.main.device)
+        self._device = str(blueprint.device)
         with self._all_or_nothing():
             with TURNS.loading(partial(getattr, self, "_given_up")):
-                blueprints = self._take_and_load(blueprints)
-            for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
-                with OwnDefaults():
-                    blueprint.prove(parts.network)
-            if blueprints.main.positions < blueprints.main.decoder.positions:
-                logging.getLogger("triolet").info("%s", blueprints.main.context())
+                blueprint = self._take_and_load(blueprint)
+            network = self._opened_now().parts.network
+            with OwnDefaults():
+                blueprint.prove(network)
+            if blueprint.positions < blueprint.decoder.positions:
+                logging.getLogger("triolet").info("%s", blueprint.context())
             description = evolve(
-                blueprints.describe(str(self.model)),
-                structures=self._grammars,
-                native=all(parts.network.is_native for parts in self._opened_now().all_parts),
+                blueprint.describe(str(self.model)), structures=self._grammars, native=network.is_native
             )
-        self._blueprints = blueprints
+        self._blueprint = blueprint
         return description
 
     def give_up(self) -> None:
@@ -179,17 +159,16 @@ class TorchExecutor:
                 error.add_note(f"when it was given back: {failed!r}")
             raise
 
-    def _take_and_load(self, blueprints: Blueprints) -> Blueprints:
-        """Allocates everything, with weights from the checkpoints' files. Returns the blueprints with the fingerprints
-        of the weights and the numbers of pages and slots."""
-        all_of_them: tuple[Blueprint, ...] = blueprints.all
-        files = [blueprint.files() for blueprint in all_of_them]
-        loads = [partial(one.load, weights) for one, weights in zip(all_of_them, files, strict=True)]
-        return self._take(blueprints, loads).with_fingerprints([weights.fingerprint for weights in files])
+    def _take_and_load(self, blueprint: Blueprint) -> Blueprint:
+        """Allocates everything, with weights from the checkpoint's files. Returns the blueprint with the fingerprint of
+        the weights and the numbers of pages and slots."""
+        files = blueprint.files()
+        taken = self._take(blueprint, partial(blueprint.load, files))
+        return evolve(taken, fingerprint=files.fingerprint)
 
-    def _take(self, blueprints: Blueprints, loads: Sequence[Callable[[], AnyModel]]) -> Blueprints:
+    def _take(self, blueprint: Blueprint, load: Callable[[], AnyModel]) -> Blueprint:
         """Allocates all that an open executor holds, each part under the name of its owner."""
-        checkpoint, device = blueprints.main.checkpoint, blueprints.main.device
+        checkpoint, device = blueprint.checkpoint, blueprint.device
         own, vocabulary = self._stack.own, checkpoint.shape.vocabulary
         self._stack.callback("records", self._records.clear)
         self._stack.callback("threads", set_threads(self.config.threads))
@@ -200,59 +179,39 @@ class TorchExecutor:
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
 
-        def own_drafts(owner: str, holder: Any) -> Any:
-            return own(f"draft_{owner}", holder)
-
-        model = own("weights", loads[0]())
-        draft_model = own_drafts("weights", loads[1]()) if blueprints.draft is not None else None
+        model = own("weights", load())
         trim()  # returns the memory that loading left, before the free memory is measured
-        blueprints = blueprints.sized(sum(self._stack.bytes_by_owner().values()))
-        blueprint, draft = blueprints.main, blueprints.draft
-        main = blueprint.take(own, model)
-        smaller = None if draft is None else draft.take(own_drafts, draft_model)
+        blueprint = blueprint.sized(sum(self._stack.bytes_by_owner().values()))
+        parts = blueprint.take(own, model)
         outputs = own("encoder_outputs", EncoderOutputs())
-        draft_outputs = EncoderOutputs() if smaller is None else own("draft_encoder_outputs", EncoderOutputs())
         masks = own("rule_masks", RuleMasks(vocabulary, device))
-        main = evolve(main, network=blueprint.hasten(main.network, own))  # last, so that graphs are released first
-        if draft is not None and smaller is not None:
-            smaller = evolve(smaller, network=draft.hasten(smaller.network, own_drafts))
+        parts = evolve(parts, network=blueprint.hasten(parts.network, own))  # last, so that graphs are released first
         sampler = Sampler(
-            network=main.network,
-            paged=main.paged,
+            network=parts.network,
+            paged=parts.paged,
             outputs=outputs,
             masks=masks,
             eos_token_ids=checkpoint.eos_token_ids,
         )
+        speculation = self.config.speculation_for(blueprint.kind, self._device)
         self._open = _Open(
-            main=main,
-            draft=smaller,
+            parts=parts,
             outputs=outputs,
-            draft_outputs=draft_outputs,
             masks=masks,
             grammars=grammars,
             sampler=sampler,
-            proposer=self._proposer(blueprints, sampler, smaller, draft_outputs),
+            proposer=None if speculation is None else LookupProposer(match=speculation.match),
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors {forgotten} have no owner: whoever holds them is to be own()ed"
-        return blueprints
-
-    def _proposer(
-        self, blueprints: Blueprints, sampler: Sampler, draft: Parts | None, outputs: EncoderOutputs
-    ) -> LookupProposer | DraftModelProposer | None:
-        speculation = self.config.speculation_for(blueprints.kind, self._device)
-        if speculation is None:
-            return None
-        if draft is None:
-            return LookupProposer(match=speculation.match)
-        return DraftModelProposer(sampler=evolve(sampler, network=draft.network, paged=draft.paged, outputs=outputs))
+        return blueprint
 
     def _release(self) -> None:
         """Releases what `_take` allocated, even if some releases raise. Parked weights stay. On the CPU they are the
         same tensors as the model's weights.
         """
         self._open = None
-        handed_on = [tensor for model in self._parked_models for tensor in model.tensors()]
+        handed_on = [] if self._parked_model is None else list(self._parked_model.tensors())
         try:
             self._stack.close(handed_on=handed_on)
         finally:
@@ -277,11 +236,9 @@ class TorchExecutor:
 
     def _park(self) -> None:
         """Copies the weights to host memory: all, or none if it fails."""
-        parked: list[AnyModel] = []
         with device_errors("a copy of the weights"):
-            for parts in self._opened().all_parts:
-                parked.append(parts.model.to(_HOST))  # noqa: PERF401  (see `core.frames`)
-        self._parked_models = tuple(map(partial(self._parked.own, "parked_weights"), parked))
+            parked = self._opened().parts.model.to(_HOST)
+        self._parked_model = self._parked.own("parked_weights", parked)
 
     @device_call
     def wake(self) -> None:
@@ -291,29 +248,23 @@ class TorchExecutor:
             CheckpointError: the weights were dropped, and the checkpoint has changed.
             DeviceOutOfMemory: the device has too little free memory now.
         """
-        blueprints = self._blueprints
-        assert blueprints is not None, "the executor is not open"
+        blueprint = self._blueprint
+        assert blueprint is not None, "the executor is not open"
         assert self._open is None, "the executor is awake"
         with self._all_or_nothing():
-            if self._parked_models:
-                all_of_them: tuple[Blueprint, ...] = blueprints.all
-                self._take(
-                    blueprints, [partial(b.place, m) for b, m in zip(all_of_them, self._parked_models, strict=True)]
-                )
+            if self._parked_model is not None:
+                self._take(blueprint, partial(blueprint.place, self._parked_model))
             else:
                 with TURNS.loading(partial(getattr, self, "_given_up")):
-                    self._load_again(blueprints)
-        self._parked_models = ()
-        self._parked.close(handed_on=[t for parts in self._opened().all_parts for t in parts.model.tensors()])
+                    self._load_again(blueprint)
+        self._parked_model = None
+        self._parked.close(handed_on=list(self._opened().parts.model.tensors()))
 
-    def _load_again(self, blueprints: Blueprints) -> None:
-        for blueprint in blueprints.all:
-            with _still_the_same(blueprint.checkpoint.folder):
-                if changed := blueprint.checkpoint.changed_files():
-                    raise CheckpointError(f"these files were changed or deleted: {', '.join(changed)}")
-        with _still_the_same(blueprints.main.checkpoint.folder):
-            found = self._take_and_load(blueprints)
-            if [one.fingerprint for one in found.all] != [one.fingerprint for one in blueprints.all]:
+    def _load_again(self, blueprint: Blueprint) -> None:
+        with _still_the_same(blueprint.checkpoint.folder):
+            if changed := blueprint.checkpoint.changed_files():
+                raise CheckpointError(f"these files were changed or deleted: {', '.join(changed)}")
+            if self._take_and_load(blueprint).fingerprint != blueprint.fingerprint:
                 raise CheckpointError("the weights are different")
 
     @device_call
@@ -332,10 +283,13 @@ class TorchExecutor:
         if not jobs:
             return
         with device_errors(f"an encode batch of {len(jobs)} items"), OwnDefaults():
-            crossed = now.crossed()
-            encoded = list(map(_encode, crossed, repeat(jobs)))
-        for (_, outputs), found in zip(crossed, encoded, strict=True):
-            outputs.add(dict(zip(keys, found, strict=True)))
+            encoded = now.parts.network.encode(now.outputs.beside(jobs))
+            broken = [job.key for job, output in zip(jobs, encoded, strict=True) if not output.isfinite().all()]
+            if broken:
+                raise EncodeFailed(
+                    f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity"
+                )
+        now.outputs.add(dict(zip(keys, encoded, strict=True)))
 
     @device_call
     def step(self, plan: StepPlan) -> StepResult:
@@ -360,14 +314,13 @@ class TorchExecutor:
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
             if start.sampling.beam_size > 1 and not start.reads_only:
                 record.search = Search.of(start, self.config.page_size)
-            now.main.network.start(record)
+            now.parts.network.start(record)
             if now.proposer is not None and not start.reads_only:
                 now.proposer.start(record)
         for write in plan.cross_writes:
-            slots = 0 if now.main.cross is None else now.main.cross.slots
+            slots = 0 if now.parts.cross is None else now.parts.cross.slots
             assert 0 <= write.slot < slots, f"{write} of {slots} slots"
-            for parts, outputs in now.crossed():
-                parts.network.write_cross(write.slot, outputs.get(write.key))
+            now.parts.network.write_cross(write.slot, now.outputs.get(write.key))
         feeds = [Feed(part=part, record=self._record(now, part)) for part in plan.chunks]
         sampled: list[SampledToken] = [SampledToken(token_id=None)] * len(feeds)
         reading = [index for index, feed in enumerate(feeds) if feed.record.start.reads_only]
@@ -384,7 +337,7 @@ class TorchExecutor:
         assert record is not None, (
             f"sequence {part.sequence_id} is not known: it was never started, or an earlier step of it failed"
         )
-        check_chunk(part, record, now.main)
+        check_chunk(part, record, now.parts)
         return record
 
     def _read(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
@@ -393,11 +346,11 @@ class TorchExecutor:
         pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
         aligned = [index for index, feed in enumerate(feeds) if feed.record.start.alignment is not None]
         if pooled:
-            vectors = now.main.network.vectors([feeds[index] for index in pooled], now.outputs)
+            vectors = now.parts.network.vectors([feeds[index] for index in pooled], now.outputs)
             for index, vector in zip(pooled, vectors, strict=True):
                 answers[index] = SampledToken(token_id=None, vector=vector)
         if aligned:
-            aligner = now.main.aligner or now.main.network
+            aligner = now.parts.aligner or now.parts.network
             found = aligner.align([feeds[index] for index in aligned], now.outputs)
             for index, one in zip(aligned, found, strict=True):
                 answers[index] = SampledToken(token_id=None, aligned=one)
@@ -419,23 +372,21 @@ class TorchExecutor:
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""
-        for _, outputs in self._opened().crossed():
-            outputs.free(keys)
+        self._opened().outputs.free(keys)
 
     def reset(self) -> None:
         """Forgets sequences and encoder outputs. Pages and slots stay allocated, but their contents are no longer
         valid."""
-        assert self._blueprints is not None, "the executor is not open"
+        assert self._blueprint is not None, "the executor is not open"
         self._records.clear()
         if self._open is not None:
             self._open.outputs.release()
-            self._open.draft_outputs.release()
 
     def memory(self) -> DeviceMemory:
         """Bytes held now, by owner; during sleep, the bytes parked in host memory. Before `open` and after `close`
         nothing is held, unless released tensors are still alive: their bytes count as well."""
         by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner()}
-        asleep = self._blueprints is not None and self._open is None
+        asleep = self._blueprint is not None and self._open is None
         return DeviceMemory(device=str(_HOST) if asleep else self._device, by_owner=by_owner)
 
     def close(self) -> None:
@@ -445,7 +396,7 @@ class TorchExecutor:
         Raises:
             ExceptionGroup: the errors of some releases; everything else was released.
         """
-        self._blueprints, self._parked_models, self._given_up = None, (), False
+        self._blueprint, self._parked_model, self._given_up = None, None, False
         if self._grammars is not None:
             self._grammars.close()
         try:
@@ -456,18 +407,9 @@ class TorchExecutor:
             trim()
 
     def _opened(self) -> _Open:
-        assert self._blueprints is not None, "the executor is not open"
+        assert self._blueprint is not None, "the executor is not open"
         return self._opened_now()
 
     def _opened_now(self) -> _Open:
         assert self._open is not None, "the executor is asleep"
         return self._open
-
-
-def _encode(owned: tuple[Parts, EncoderOutputs], jobs: tuple[EncoderItem, ...]) -> Sequence[Tensor]:
-    parts, outputs = owned
-    encoded = parts.network.encode(outputs.beside(jobs))
-    broken = [job.key for job, output in zip(jobs, encoded, strict=True) if not output.isfinite().all()]
-    if broken:
-        raise EncodeFailed(f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity")
-    return encoded

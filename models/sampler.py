@@ -59,18 +59,6 @@ class Sampler:
         Raises:
             EngineError: a sequence has no token to sample.
         """
-        sampled = self.try_sample(feeds, copies)
-        for feed, one in zip(feeds, sampled, strict=True):
-            if not all(map(is_token, (one, *one.accepted))):
-                raise EngineError(
-                    f"sequence {feed.part.sequence_id} has no token to sample: its logits are not finite, or its "
-                    "rules do not allow any token"
-                )
-        return sampled
-
-    def try_sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
-        """Samples as `sample` does, but raises no error for a sequence without a token to sample: `is_token` is false
-        for its result."""
         wanted = _wanted_rows(feeds)
         beams = [feeds[index] for index in wanted.searches]
         owners = list(dict.fromkeys(feed.record.search for feed in beams if feed.record.search is not None))
@@ -92,6 +80,12 @@ class Sampler:
         }
         found = dict(zip(owners, map(Search.advance, owners, answers.candidates), strict=True))
         sampled |= {index: found[owner] for index in wanted.searches if (owner := feeds[index].record.search)}
+        for index, one in sampled.items():
+            if any(math.isnan(token.logprob) for token in (one, *one.accepted)):
+                raise EngineError(
+                    f"sequence {feeds[index].part.sequence_id} has no token to sample: its logits are not finite, or "
+                    "its rules do not allow any token"
+                )
         probes = dict(zip(wanted.probes, answers.probes, strict=True))
         nothing = SampledToken(token_id=None)
         return [
@@ -130,11 +124,6 @@ class Sampler:
             guide=record.guide,
             before=start.token_ids[: start.prompt_length] if in_order else (),
         )
-
-
-def is_token(sampled: SampledToken) -> bool:
-    """True unless the logits were not finite, or the rules allowed no token."""
-    return not math.isnan(sampled.logprob)
 
 
 def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:

@@ -121,7 +121,7 @@ class Chaos:
             max_pending=pick([2, 256]),
             steps_in_flight=pick([1, 1, 2]),
             prefix_caching=pick([False, True]),
-            speculation=pick([None, Speculation(tokens=3), Speculation(tokens=3, draft="a smaller one")]),
+            speculation=pick([None, Speculation(tokens=3)]),
             while_asleep=pick(["wait", "refuse"]),
             encode_batch_embeddings=pick([4, 10, 30]),
         )

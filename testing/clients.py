@@ -163,7 +163,7 @@ def _placeholders(prompt: Prepared) -> list[Placeholder]:
 _ONE_ENTRY = {"encoder_cache_bytes": 100}
 _FEW_PAGES = SimModel(max_positions=9, pages=15, page_size=1, cross_slots=2)  # two sequences fit at first
 _READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
-_SPECULATES = {"speculation": Speculation(tokens=3, draft="a smaller one")}  # whose draft tokens never pause
+_SPECULATES = {"speculation": Speculation(tokens=3)}
 _TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)
 _TEXT = (START, 5)
 _LANGUAGES = Probe(position=0, token_ids=(5, 6, 7))

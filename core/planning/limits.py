@@ -25,7 +25,6 @@ class PlannerLimits:
     prefix_caching: bool = False
     draft_tokens: int = 0  # the most for one sequence in a step
     draft_running: int = 1 << 31  # no draft tokens are proposed while more sequences run
-    drafts_back_off: bool = False  # a sequence whose draft tokens are wrong goes without; a draft model reads on anyway
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
     headroom: int = 4  # pages that must be free for each running sequence when another one starts: a newcomer that
     # is preempted after a few tokens was fed in vain
@@ -53,6 +52,5 @@ class PlannerLimits:
             prefix_caching=config.prefix_caching and not description.whole_prompts,
             draft_tokens=0 if speculation is None else speculation.tokens,
             draft_running=1 if speculation is None else speculation.most_running,
-            drafts_back_off=speculation is not None and speculation.draft is None,
             whole_prompts=description.whole_prompts,
         )

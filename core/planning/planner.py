@@ -166,7 +166,7 @@ class Planner:
             self._counters.tokens_accepted += accepted
         if not sequence.ended and (chunk.samples or sampled.probe is not None):
             self._commit_tokens(sequence, sampled, samples=chunk.samples)
-        if chunk.draft_tokens and self.limits.drafts_back_off:
+        if chunk.draft_tokens:
             sequence.judge_drafts(accepted, chunk.draft_tokens)
         if sequence.fed >= (sequence.listed + 1) * self.limits.page_size and self.limits.prefix_caching:
             self._room.list_pages(sequence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from attrs import evolve, frozen
@@ -13,14 +13,14 @@ from torch import nn
 from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
-from ...core.model import ModelDescription
+from ...core.model import Kind, ModelDescription
 from ..architectures.items import ItemSettings
 from ..checkpoints.files import is_mapped
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..machine.devices import find_kv_dtype
-from ..memory.budget import Budget, KVSizes
+from ..memory.budget import Available, Budget, KVSizes
 from ..memory.frames import FrameSlots, FrameStates
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
@@ -98,6 +98,11 @@ class Blueprint:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def kind(self) -> Kind:
+        """The kind of the model."""
+        return Kind.ENCODER_DECODER
+
+    @property
     def keeps_kv(self) -> bool:
         """False if the model reads each prompt whole, in one step."""
         return True
@@ -124,6 +129,17 @@ class Blueprint:
         """The chosen numbers of pages and slots."""
         assert self.budget is not None, "pages and slots are counted when the weights are loaded"
         return self.budget
+
+    def sized(self, weights: int, measure: Callable[[torch.device, int], Available] = Available.of) -> Self:
+        """Returns the blueprint with the numbers of pages and slots that fit beside ``weights`` bytes in the memory
+        that ``measure`` finds. Numbers that were chosen before stay.
+
+        Raises:
+            DeviceOutOfMemory: there is not enough room for one sequence.
+        """
+        if self.budget is not None:
+            return self
+        return evolve(self, budget=Budget.choose(self.config, self.sizes, measure(self.device, weights)))
 
     def not_native(self) -> str | None:
         """The reason why torch computes the model, as far as it is known before the weights are read. ``None``: the

@@ -20,6 +20,10 @@ class DiarizerBlueprint(ModuleBlueprint):
 
     checkpoint: DiarizerCheckpoint
 
+    @property
+    def kind(self) -> Kind:
+        return Kind.DIARIZER
+
     def read(self) -> nn.Module:
         return load_module(self.checkpoint.architecture, self.checkpoint.folder, self.dtype)
 

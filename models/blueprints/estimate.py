@@ -24,7 +24,7 @@ from ..native.crossed import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
 from .blueprint import NATIVE_ROWS
-from .read import AnyBlueprint, Blueprints
+from .read import AnyBlueprint, read_blueprint
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
 
@@ -81,25 +81,23 @@ def estimate_context(
     model: str | Path, config: EngineConfig, measure: Callable[..., Available] = Available.at_most
 ) -> tuple[DeviceMemory, str]:
     """Returns what `estimate` returns, and `Blueprint.context`, for the memory that ``measure`` finds."""
-    read = Blueprints.read(model, config)
-    stored = list(map(stored_shapes, read.all))
-    weights = sum(map(weight_bytes, read.all, stored)) + ODDS
-    blueprints = read.sized(weights + read.main.state_bytes, measure)
-    main, draft, budget = blueprints.main, blueprints.draft, blueprints.main.chosen
-    together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
-    pages = budget.pages + 1 if together.page else 0
+    read = read_blueprint(model, config)
+    stored = stored_shapes(read)
+    weights = weight_bytes(read, stored) + ODDS
+    blueprint = read.sized(weights + read.state_bytes, measure)
+    sizes, budget = blueprint.sizes, blueprint.chosen
     memory = DeviceMemory(
-        device=str(main.device),
+        device=str(blueprint.device),
         by_owner={
             "weights": weights,
-            "native": sum(map(native_bytes, blueprints.all, stored)),
-            "self_kv": pages * together.page,
-            "cross_kv": budget.slots * together.slot,
-            "encoder_outputs": main.config.encoder_cache_bytes if encodes(main) else 0,
-            "encoder_states": main.state_bytes,
+            "native": native_bytes(blueprint, stored),
+            "self_kv": (budget.pages + 1) * sizes.page,
+            "cross_kv": budget.slots * sizes.slot,
+            "encoder_outputs": config.encoder_cache_bytes if encodes(blueprint) else 0,
+            "encoder_states": blueprint.state_bytes,
         },
     )
-    return memory, main.context()
+    return memory, blueprint.context()
 
 
 def encodes(blueprint: AnyBlueprint) -> bool:

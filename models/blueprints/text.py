@@ -36,6 +36,10 @@ class TextBlueprint(ModuleBlueprint):
     checkpoint: TextCheckpoint
 
     @property
+    def kind(self) -> Kind:
+        return self.checkpoint.kind
+
+    @property
     def keeps_kv(self) -> bool:
         return self.checkpoint.causal
 

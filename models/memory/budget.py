@@ -70,15 +70,6 @@ class KVSizes:
         """Number of pages of a sequence of usual length."""
         return -(-min(self.positions, _USUAL_POSITIONS) // self.page_size)
 
-    def beside(self, draft: KVSizes) -> KVSizes:
-        """Returns the sizes together with those of a draft model, which has as many pages and slots."""
-        return KVSizes(
-            page=self.page + draft.page,
-            slot=self.slot + draft.slot,
-            positions=self.positions,
-            page_size=self.page_size,
-        )
-
 
 @frozen(kw_only=True)
 class Budget:
@@ -89,13 +80,9 @@ class Budget:
     positions: int  # of the longest sequence
 
     @classmethod
-    def choose(cls, config: EngineConfig, own: KVSizes, together: KVSizes, available: Available) -> Budget:
-        """Chooses the numbers. Configured bytes are for the model's ``own`` KV alone. If nothing is configured, the
-        model shares ``available`` with its draft model.
-
-        Args:
-            own: the sizes of the model's KV.
-            together: ``own`` with the sizes of the draft model, if there is one.
+    def choose(cls, config: EngineConfig, own: KVSizes, available: Available) -> Budget:
+        """Chooses the numbers for a model with its ``own`` sizes: those that are configured, else what fits
+        ``available``.
 
         Raises:
             DeviceOutOfMemory: there is no memory for one sequence of full length and one window.
@@ -104,14 +91,14 @@ class Budget:
             return cls(pages=0, slots=0, positions=own.positions)
         share = available.most // _SELF_SHARE if own.slot else available.most
         if available.shortens and own.full > 1 and not (config.max_positions or config.self_kv_bytes):
-            fitting = max(_LEAST_POSITIONS, (share // together.page - 1) * own.page_size)
+            fitting = max(_LEAST_POSITIONS, (share // own.page - 1) * own.page_size)
             own = evolve(own, positions=min(own.positions, fitting))
         pages, slots = _configured(config, own)
-        pages = pages or max(own.full, min(config.max_running * own.usual, share // together.page - 1))
+        pages = pages or max(own.full, min(config.max_running * own.usual, share // own.page - 1))
         if own.slot and not slots:
-            slots = max(1, min(config.max_running, (available.most - share) // together.slot))
+            slots = max(1, min(config.max_running, (available.most - share) // own.slot))
         budget = cls(pages=pages, slots=slots, positions=own.positions)
-        _check_room(config, budget, together, available)
+        _check_room(config, budget, own, available)
         return budget
 
     def bytes_of(self, sizes: KVSizes) -> int:

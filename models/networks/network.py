@@ -38,7 +38,6 @@ class Record:
     tokens: list[int]
     guide: Guide | None = None  # its position in its structured output
     lookup: Lookup | None = field(default=None, repr=False)  # for `LookupProposer`, see `triolet.models.speculation`
-    twin: Record | None = field(default=None, repr=False)  # the draft model's record of the same sequence
     notes: Any = field(default=None, repr=False)
     frames: tuple[int, int] | None = None  # of the last token, as `SampledToken.frames`
     search: Search | None = field(default=None, repr=False)  # the beam search; ``tokens`` has no tokens of beams

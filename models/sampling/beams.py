@@ -35,7 +35,7 @@ class Search:
     def advance(self, candidates: Sequence[Candidate]) -> SampledToken:
         """Continues the search with the ``candidates`` of a step, and returns the result of the step.
 
-        Without candidates the result counts as no token (see `triolet.models.sampler.is_token`)."""
+        Without candidates the result counts as no token (its log-probability is NaN)."""
         if not candidates:
             return SampledToken(token_id=None, logprob=math.nan)
         self.state = self.state.advance(candidates)

@@ -91,7 +91,7 @@ def test_a_fork_lets_go_of_a_model_at_any_number_of_threads(checkpoint: Path, th
     executor.open()
     try:
         assert executor._open is not None
-        runner = executor._open.main.network.native
+        runner = executor._open.parts.network.native
         for let_go in (executor.close, runner.release, runner.__del__):
             assert status_of(let_go) == 0
     finally:

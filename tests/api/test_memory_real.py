@@ -18,7 +18,6 @@ import attrs
 import numpy as np
 import pytest
 import torch
-import transformers
 import trio
 import trio.testing
 
@@ -312,28 +311,18 @@ ENDINGS: dict[str, tuple[Ending, ...]] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints; the draft is the language model of the one for images: where no image is, its guesses are right."""
     names = {"images": "qwen2_5_vl", "vectors": "bert_classifier"}
     found = {name: make_checkpoint(family, tmp_path_factory.mktemp(name)) for name, family in names.items()}
-    found |= {"speech": triolet.demo.checkpoint(), "draft": tmp_path_factory.mktemp("draft")}
-    module = transformers.AutoModelForImageTextToText.from_pretrained(found["images"])
-    rope = {"rope_type": "default", "rope_theta": 10_000.0}
-    text = transformers.Qwen2Config(**{**module.config.text_config.to_dict(), "rope_parameters": rope})
-    made = transformers.Qwen2ForCausalLM(text)
-    made.model.load_state_dict(module.model.language_model.state_dict())
-    made.lm_head.load_state_dict(module.lm_head.state_dict())
-    made.save_pretrained(found["draft"])
-    transformers.AutoTokenizer.from_pretrained(found["images"]).save_pretrained(found["draft"])
-    return found
+    return {**found, "speech": triolet.demo.checkpoint()}
 
 
-def settings(folders: dict[str, Path], kind: str, **more: Any) -> EngineConfig:
-    """``"guesses"``: images with a draft model and recorded steps, that is with all that holds tensors of its own."""
+def settings(kind: str, **more: Any) -> EngineConfig:
+    """``"guesses"``: images with draft tokens and recorded steps, that is with all that holds tensors of its own."""
     fixed: dict[str, Any] = {"device": "cpu", "dtype": "float32", "threads": 1, "max_running": 8, "verify": True}
     if kind in ("images", "guesses"):
         fixed["encoder_cache_bytes"] = ROOM
     if kind == "guesses":
-        fixed |= {"speculation": Speculation(tokens=3, draft=str(folders["draft"])), "graphs": "eager"}
+        fixed |= {"speculation": Speculation(tokens=3), "graphs": "eager"}
     return EngineConfig(**fixed, **more)
 
 
@@ -341,14 +330,14 @@ def settings(folders: dict[str, Path], kind: str, **more: Any) -> EngineConfig:
 async def opened(folders: dict[str, Path], kind: str) -> AsyncIterator[Client]:
     watcher = Watcher()
     folder = folders["images" if kind == "guesses" else kind]
-    async with Engine(folder, config=settings(folders, kind, observer=watcher.observe)) as engine:
+    async with Engine(folder, config=settings(kind, observer=watcher.observe)) as engine:
         yield Client(engine=engine, watcher=watcher)
 
 
 @pytest.mark.parametrize("kind", ENDINGS)
 async def test_requests_leave_nothing_and_make_no_garbage_however_they_end(folders: dict[str, Path], kind: str) -> None:
-    """R1, R4, R5: neither what was given nor what the encoder takes of it, nor the request, nor the draft model's
-    record of it. A thread reads media, and trio's own way back from it would close a cycle around every error: the
+    """R1, R4, R5: neither what was given nor what the encoder takes of it, nor the request, nor what was looked
+    up in it. A thread reads media, and trio's own way back from it would close a cycle around every error: the
     images of a request that is refused would wait for a collection."""
     endings = ENDINGS[kind]
     async with opened(folders, kind) as client:
@@ -436,7 +425,7 @@ LIVES: tuple[Life, ...] = (
 
 @pytest.mark.parametrize(("kind", "use"), [("speech", transcribed), ("guesses", answered), ("vectors", embedded)])
 async def test_engines_leave_no_byte_however_they_end(folders: dict[str, Path], kind: str, use: Ending) -> None:
-    """S2, S3: no tensor of the model, the draft model, the recorded steps, the head and the encoder outputs; no thread,
+    """S2, S3: no tensor of the model, the recorded steps, the head and the encoder outputs; no thread,
     no descriptor and no object of ours."""
     levels: list[Level] = []
 

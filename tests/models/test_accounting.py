@@ -71,7 +71,7 @@ def expected_bytes(driver, reference):
     weights = {parameter.data_ptr(): parameter.nbytes for parameter in reference.model.parameters()}
     # The keys' projections have no bias: zeros are stored for them, in each of three attentions but the encoder's own.
     zeros = (layers + 2 * layers) * width * 4
-    network, filled, native = driver.executor._open.main.network, 0, {}
+    network, filled, native = driver.executor._open.parts.network, 0, {}
     if network.native is not None:  # matrices and their biases are filled up to panels of 32 outputs
         config = reference.config
         inner, vocabulary = config.decoder_ffn_dim, config.vocab_size
@@ -163,7 +163,7 @@ class Twice(TorchExecutor):
 
     def open(self):
         description = super().open()
-        self._stack.own("pages", self._open.main.paged)
+        self._stack.own("pages", self._open.parts.paged)
         return description
 
 

@@ -1,5 +1,5 @@
-"""Every byte has an owner in what decoders have beside weights and pages: a draft model, recorded steps, a pooling
-head, and images' encodings.
+"""Every byte has an owner in what decoders have beside weights and pages: recorded steps, a pooling head, and
+images' encodings.
 
 The collector is off: what dies here dies by reference count, seen through weak references to storages (`books`).
 """
@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from triolet.core.config import Speculation
 from triolet.core.errors import UnsupportedModel
 from triolet.models.attention import graphs
 from triolet.models.blueprints import text
@@ -21,14 +20,12 @@ from .media import PLACEHOLDERS, picture
 from .texts import Job, noise
 
 FAMILIES = {
-    "draft": "llama",
     "graphs": "gemma2",
     "classifier": "bert_classifier",
     "decoding classifier": "llama_classifier",
     "images": "qwen2_5_vl",
 }
 OWNERS = {  # beside encoder outputs and masks, which all have
-    "draft": {"weights", "self_kv", "draft_weights", "draft_self_kv", "draft_graphs", "graphs"},
     "graphs": {"weights", "self_kv", "graphs"},
     "classifier": {"weights"},
     "decoding classifier": {"weights", "self_kv"},
@@ -39,15 +36,12 @@ OWNERS = {  # beside encoder outputs and masks, which all have
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     names = {*FAMILIES.values()}
-    made = {name: make_checkpoint(name, tmp_path_factory.mktemp(name)) for name in sorted(names)}
-    return {**made, "a draft": make_checkpoint("llama", tmp_path_factory.mktemp("draft"), seed=1)}
+    return {name: make_checkpoint(name, tmp_path_factory.mktemp(name)) for name in sorted(names)}
 
 
-def settings(folders, kind):
+def settings(kind):
     """What `EngineConfig` needs beside the small sizes."""
-    graphs = {"graphs": "eager"} if kind in {"draft", "graphs", "images"} else {}
-    proposed = {"speculation": Speculation(draft=str(folders["a draft"]))} if kind == "draft" else {}
-    return {**graphs, **proposed}
+    return {"graphs": "eager"} if kind in {"graphs", "images"} else {}
 
 
 def work(driver):
@@ -81,32 +75,32 @@ def test_s2_s3_nothing_lives_asleep_or_after_close(books, open_driver, folders, 
     """Every tensor has one owner while the executor is open; asleep the parked weights (on the CPU the very same
     tensors) are all that is left, or nothing; awake it says the same. After `close` nothing lives, and no owner kept
     anything at any time."""
-    driver = open_driver(folders[FAMILIES[kind]], **settings(folders, kind))
+    driver = open_driver(folders[FAMILIES[kind]], **settings(kind))
     executor, opened = driver.executor, books.check(driver.executor)
     first = work(driver)
     for keep_weights in (True, False):
         assert OWNERS[kind] <= set(books.check(executor))
         executor.reset()
         assert books.check(executor) == opened
-        pointers = {tensor.data_ptr() for tensor in executor._open.main.model.tensors()}
+        pointers = {tensor.data_ptr() for tensor in executor._open.parts.model.tensors()}
         executor.sleep(keep_weights=keep_weights)
         parked = sum(count for owner, count in opened.items() if owner.endswith("weights")) if keep_weights else 0
         assert books.check(executor) == ({"parked_weights": parked} if parked else {})
         assert executor.released.kept == {}
         executor.wake()
         if keep_weights:
-            assert {tensor.data_ptr() for tensor in executor._open.main.model.tensors()} == pointers
+            assert {tensor.data_ptr() for tensor in executor._open.parts.model.tensors()} == pointers
         assert work(driver) == first
     executor.close()
     assert executor.released.kept == executor.memory().by_owner == {}
     assert books.live() == {}
 
 
-@pytest.mark.parametrize("kind", ["draft", "graphs"])
+@pytest.mark.parametrize("kind", ["graphs", "images"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(registrations, config, folders, kind, when):
-    """A draft model that is half there, graphs without their buffers."""
-    executor = TorchExecutor(folders[FAMILIES[kind]], config(**settings(folders, kind)))
+    """Graphs without their buffers."""
+    executor = TorchExecutor(folders[FAMILIES[kind]], config(**settings(kind)))
     assert set(registrations(executor, "own", when)) >= OWNERS[kind]
 
 
@@ -122,7 +116,7 @@ def test_s7_an_open_that_fails_with_everything_taken_leaves_nothing(
     books, config, folders, monkeypatch, kind, owner, name
 ):
     """In the comparison, and in the proof of the graphs; the error is kept."""
-    executor = TorchExecutor(folders[FAMILIES[kind]], config(**settings(folders, kind)))
+    executor = TorchExecutor(folders[FAMILIES[kind]], config(**settings(kind)))
 
     def fail(*args, **kwargs):
         raise RuntimeError("planted")

@@ -268,16 +268,13 @@ def check_decoder(answer, request, model):
         ("gemma3", {}),
         ("llama", {"graphs": "eager"}),
         ("llama", {"speculation": Speculation(tokens=3)}),
-        ("llama", {"speculation": "itself"}),
     ],
     ids=str,
 )
 def test_hypotheses_of_decoders_equal_transformers(pump, decoder, family, settings):
-    """However steps are launched, behind a prompt that is shared, and read in chunks; with a draft model, which
-    proposes for the others alone."""
+    """However steps are launched, behind a prompt that is shared, and read in chunks; with draft tokens, which
+    are for the others alone."""
     folder, model = decoder(family)
-    if settings.get("speculation") == "itself":
-        settings = {"speculation": Speculation(tokens=3, draft=str(folder))}
     shared = noise(21, 5)
     searches = SEARCHES[:6] if WHOLE and not settings else SEARCHES[:3]
     requests = [read(f"r{index}", shared[: 21 - index % 3], **one) for index, one in enumerate(searches)]

@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def taken(sizes, room, **changes):
-    return Budget.choose(EngineConfig(**changes), sizes, sizes, room)
+    return Budget.choose(EngineConfig(**changes), sizes, room)
 
 
 def test_on_the_cpu_as_much_as_the_weights_but_a_quarter_of_what_is_free():

@@ -100,7 +100,7 @@ def test_bytes_are_those_of_the_checkpoint_and_the_configuration(start, referenc
 
 def test_a_model_on_another_device_shares_what_is_shared(start):
     """The head that is the embedding stays one tensor."""
-    model = start("gemma2").executor._open.main.model
+    model = start("gemma2").executor._open.parts.model
     moved = model.to(torch.device("meta"))
     assert all(tensor.is_meta for tensor in moved.tensors())
     head = moved.module.lm_head

@@ -267,7 +267,7 @@ def test_the_head_is_the_files_own(open_driver, copy, job, audio, features, ids,
     save_file(tensors, path, metadata={"format": "pt"})
     rewrite(copy / "config.json", set_to(tie_word_embeddings=tied))
     driver, everything = open_driver(copy), tuple(range(ids.vocabulary))
-    decoder = driver.executor._open.main.model._decoder
+    decoder = driver.executor._open.parts.model._decoder
     assert (decoder.head is decoder.tokens) is not own
     model, prompt = WhisperForConditionalGeneration.from_pretrained(copy), (ids.start, ids.en)
     with torch.inference_mode():

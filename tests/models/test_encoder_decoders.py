@@ -14,7 +14,6 @@ import transformers
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
-from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge, UnsupportedModel
 from triolet.core.model import GenerationRules
 from triolet.core.request import LogitRules, SamplingParams
@@ -116,7 +115,7 @@ def test_moonshine_streaming_goes_on_from_an_output_that_is_resident(opens, fold
     """With the output of the beginning or without, the output of the whole is the same; with it, less is computed."""
     executor, description = opens(folder("moonshine_streaming"))
     audio = np.random.default_rng(2).standard_normal(max(steps)).astype(np.float32)
-    embedder = executor._open.main.model.module.get_encoder().embedder
+    embedder = executor._open.parts.model.module.get_encoder().embedder
     heard = []
     embedder.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape[1]))
     known = ""
@@ -266,12 +265,6 @@ def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
         match=r"not supported \(supported: whisper, moonshine, moonshine_streaming, cohere_asr, canary, bart",
     ):
         TorchExecutor(path, SMALL).open()
-
-
-def test_a_draft_model_is_refused(folder):
-    config = EngineConfig(dtype="float32", device="cpu", speculation=Speculation(draft=str(folder("bart"))))
-    with pytest.raises(InvalidRequest, match="the draft model is BartForConditionalGeneration"):
-        TorchExecutor(folder("bart"), config).open()
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,11 @@ def tensors_of(executor):
     """Weak references to everything an open executor holds."""
     now = executor._open
     found = [
-        now.main.paged._pool,
-        now.main.cross._pool,
-        now.main.log_mel._filters,
-        now.main.log_mel._window,
-        *now.main.model._tensors,
+        now.parts.paged._pool,
+        now.parts.cross._pool,
+        now.parts.log_mel._filters,
+        now.parts.log_mel._window,
+        *now.parts.model._tensors,
     ]
     found += [*now.outputs._outputs.values(), *now.masks.tensors()]
     return [weakref.ref(tensor) for tensor in found]
@@ -132,7 +132,7 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
     driver.encode(a=audio(1))
     write = CrossWrite(key="a", slot=0)
     first = executor.step(plan_of(0, started=[started(1, ids)], cross_writes=[write], chunks=[chunk_of(1, pages=(5,))]))
-    network = type(executor._open.main.network)
+    network = type(executor._open.parts.network)
     with monkeypatch.context() as patch:
         for name in ("logits", "fed"):
             patch.setattr(network, name, lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))

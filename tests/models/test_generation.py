@@ -168,10 +168,10 @@ def test_garbage_in_pages_reaches_nobody(driver, job, clips, prompts):
         for index, (key, prompt) in enumerate(zip(clips, prompts, strict=True))
     ]
     clean = driver.run(*jobs)
-    pool = driver.executor._open.main.paged._pool
+    pool = driver.executor._open.parts.paged._pool
     with torch.inference_mode():
         pool[:, :-1] = torch.nan
-        driver.executor._open.main.cross._pool.fill_(torch.nan)
+        driver.executor._open.parts.cross._pool.fill_(torch.nan)
     dirty = driver.run(*jobs)
     assert [one.tokens for one in dirty] == [one.tokens for one in clean]
     assert not pool[:, -1].any(), "the page of zeros was written to"

@@ -38,7 +38,7 @@ BOTH = pytest.mark.parametrize(
 
 
 def manager(driver):
-    return driver.executor._open.main.network.graphs
+    return driver.executor._open.parts.network.graphs
 
 
 def assert_tokens_without(start, results, **changes):
@@ -124,11 +124,11 @@ def test_a_row_left_over_writes_zeros_whatever_it_computes(start, number):
     """Weights that overflow for token 0, which those rows feed."""
     driver = start("llama", graphs="eager")
     with torch.inference_mode():
-        driver.executor._open.main.model.module.get_input_embeddings().weight[0] = number
+        driver.executor._open.parts.model.module.get_input_embeddings().weight[0] = number
     jobs = [Job(prompt=tuple(token or 1 for token in noise(length, length)), max_tokens=5) for length in (3, 9, 20)]
     results = driver.run(*jobs)
     assert all(result.tokens for result in results)
-    assert not driver.executor._open.main.paged._pool[:, -1].any()
+    assert not driver.executor._open.parts.paged._pool[:, -1].any()
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class NothingFromTheHost(TorchDispatchMode):
 def test_a_decode_asks_nothing_of_the_device_and_takes_nothing_to_it(start, name):
     """On the meta device a number cannot be asked for, and tensors of two devices cannot meet: what runs there can be
     captured, as far as the host is concerned."""
-    network = start(name, graphs="eager").executor._open.main.network
+    network = start(name, graphs="eager").executor._open.parts.network
     numbers = torch.zeros(network.graphs.buckets.numbers, dtype=torch.long)
     inputs = FixedInputs.of(Bucket(4, 8), numbers, network.graphs._logits)
     with torch.inference_mode(), NothingFromTheHost():
@@ -265,7 +265,7 @@ def test_the_least_recently_used_graph_goes_first(start):
             self.notes.alive.remove(self.rows)
 
     Notes.closing = False
-    network = start("llama", graphs="eager").executor._open.main.network
+    network = start("llama", graphs="eager").executor._open.parts.network
     notes = Notes()
     graphs = GraphManager.allocate(
         decode=CausalDecode.of(network),

@@ -52,7 +52,7 @@ def test_s1_the_kv_pool_is_kept_after_close(open_driver, checkpoint, no_collecto
     class Registers(TorchExecutor):
         def open(self):
             description = super().open()
-            registry.append(self._open.main.paged._pool[0])
+            registry.append(self._open.parts.paged._pool[0])
             return description
 
     executor = open_driver(checkpoint, Registers if planted else TorchExecutor).executor
@@ -65,23 +65,23 @@ def test_s1_the_kv_pool_is_kept_after_close(open_driver, checkpoint, no_collecto
 
 def keep_in_a_runner(executor):
     """The runner's own handle on the model's layers."""
-    executor.model_state = executor._open.main.model._decoder
+    executor.model_state = executor._open.parts.model._decoder
 
 
 def keep_in_a_speculator(executor):
-    """The draft model shares the embedding."""
-    executor.draft = {"embedding": executor._open.main.model._decoder.tokens}
+    """A draft model shares the embedding."""
+    executor.draft = {"embedding": executor._open.parts.model._decoder.tokens}
 
 
 def keep_in_a_pooling_head(executor):
     """A pooling runner that normalises as the encoder does."""
-    norm = executor._open.main.model._encoder.norm
+    norm = executor._open.parts.model._encoder.norm
     executor.pool = lambda hidden: norm(hidden).mean(0)
 
 
 def keep_in_a_graph(executor):
     """A captured graph reads the weights where they lie."""
-    executor.replay = partial(torch.matmul, executor._open.main.model._decoder.head)
+    executor.replay = partial(torch.matmul, executor._open.parts.model._decoder.head)
 
 
 @PLANTED
@@ -175,7 +175,7 @@ def test_s6_a_release_that_relies_on_the_collector(open_driver, checkpoint, no_c
             pass
 
     executor = open_driver(checkpoint).executor
-    pages = executor._open.main.paged
+    pages = executor._open.parts.paged
     held = pages.tensors()[0].nbytes
     if planted:
         executor._stack.close()

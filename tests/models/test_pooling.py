@@ -70,14 +70,14 @@ def test_similar_lengths_share_a_batch_and_others_do_not(open_driver, tmp_path, 
     """At most a quarter of a batch fills it up."""
     driver = open_driver(make_checkpoint("bert", tmp_path))
     shapes = []
-    forward = type(driver.executor._open.main.model.module).forward
+    forward = type(driver.executor._open.parts.model.module).forward
 
     def noted(self, *, input_ids, attention_mask):
         shapes.append(tuple(input_ids.shape))
         assert (attention_mask == 0).sum() <= 0.25 * attention_mask.numel()
         return forward(self, input_ids=input_ids, attention_mask=attention_mask)
 
-    monkeypatch.setattr(type(driver.executor._open.main.model.module), "forward", noted)
+    monkeypatch.setattr(type(driver.executor._open.parts.model.module), "forward", noted)
     driver.run(*[Job(prompt=noise(length, 1), pooling=Pooling(kind="cls")) for length in (10, 60, 11, 9, 61, 2)])
     assert sorted(shapes) == [(1, 2), (2, 61), (3, 11)]
 

@@ -123,7 +123,7 @@ def test_a_classifier_in_int8_says_nearly_the_same(open_driver, tmp_path, withou
 
 def test_the_head_of_a_model_that_sees_is_quantized_with_its_embedding(open_driver, folder, without_native):
     """Though it lies outside of the part that is a decoder; what encodes stays as it is."""
-    module = open_driver(folder("qwen2_vl"), quantization="int8").executor._open.main.model.module
+    module = open_driver(folder("qwen2_vl"), quantization="int8").executor._open.parts.model.module
     head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
     assert isinstance(head, QuantizedLinear)
     assert isinstance(embedding, QuantizedEmbedding)

@@ -58,13 +58,13 @@ def test_the_same_tokens_before_and_after(books, open_driver, checkpoint, transc
     parked = {"parked_weights": opened["weights"]} if keep_weights else {}
     before = transcribe(driver)
     for _ in range(2):
-        pointers = {tensor.data_ptr() for tensor in executor._open.main.model.tensors()}
+        pointers = {tensor.data_ptr() for tensor in executor._open.parts.model.tensors()}
         executor.sleep(keep_weights=keep_weights)
         assert books.check(executor) == parked
         assert executor.memory() == DeviceMemory(device="cpu", by_owner=parked)
         assert executor.released.kept == {}
         if keep_weights and device == "cpu":
-            assert {tensor.data_ptr() for tensor in executor._parked_models[0].tensors()} == pointers
+            assert {tensor.data_ptr() for tensor in executor._parked_model.tensors()} == pointers
         executor.wake()
         assert books.check(executor) == opened
         assert transcribe(driver) == before
@@ -89,7 +89,7 @@ def test_threads_are_given_back_while_it_sleeps(open_driver, checkpoint):
 def test_a_head_that_is_the_embedding_stays_one_tensor(driver):
     """The tied head is not parked twice."""
     before = driver.executor.memory().by_owner["weights"]
-    moved = driver.executor._open.main.model.to(torch.device("meta"))
+    moved = driver.executor._open.parts.model.to(torch.device("meta"))
     assert moved._decoder.head is moved._decoder.tokens
     assert sum(tensor.nbytes for tensor in moved.tensors()) == before
     assert all(tensor.is_meta for tensor in moved.tensors())

@@ -20,7 +20,7 @@ from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError
 from triolet.core.model import ModelDescription
 from triolet.core.speech import Ask, Detection
-from triolet.models.blueprints.read import Blueprints
+from triolet.models.blueprints.read import read_blueprint
 from triolet.models.speech.known import _models
 from triolet.models.speech.names import MODEL_TYPES
 from triolet.models.speech.placed import find_manner
@@ -50,7 +50,7 @@ def described(folder: Callable[[str], Path]) -> Described:
     def describe(name: str) -> ModelDescription:
         if name not in made:
             made[name] = (
-                Blueprints.read(folder(name), EngineConfig(device="cpu", dtype="float32")).sized(0).describe("m")
+                read_blueprint(folder(name), EngineConfig(device="cpu", dtype="float32")).sized(0).describe("m")
             )
         return made[name]
 
@@ -104,7 +104,7 @@ def test_the_shortest_window_is_filled_with_silence(name: str, described: Descri
 
 def test_a_window_fits_into_the_encoder_cache(folder: Callable[[str], Path]) -> None:
     config = EngineConfig(device="cpu", dtype="float32", encoder_cache_bytes=48 * 4 * 20)  # 20 embeddings
-    description = Blueprints.read(folder("vibevoice_asr"), config).sized(0).describe("m")
+    description = read_blueprint(folder("vibevoice_asr"), config).sized(0).describe("m")
     assert description.speech.facts.window_samples == 20 * 3200
 
 

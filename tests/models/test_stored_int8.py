@@ -111,7 +111,7 @@ def test_the_layers_compute_what_the_library_says(folder):
 def test_the_engine_writes_the_tokens_of_its_weights(open_driver, folder, quantization):
     """In bfloat16, whose inputs are multiplied as they are; with ``quantization`` the rest is in int8 as well."""
     driver = open_driver(folder, dtype="bfloat16", quantization=quantization)
-    linears = [each for each in driver.executor._open.main.model.module.modules() if isinstance(each, QuantizedLinear)]
+    linears = [each for each in driver.executor._open.parts.model.module.modules() if isinstance(each, QuantizedLinear)]
     assert len(linears) == 14 + (quantization is not None)
     jobs = [Job(prompt=PROMPT[:length]) for length in (3, 17)]
     together = driver.run(*jobs)

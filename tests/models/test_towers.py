@@ -19,7 +19,7 @@ from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedMode
 from triolet.core.model import ModelDescription
 from triolet.core.speech import Ask
 from triolet.models.architectures.text import read_text_checkpoint
-from triolet.models.blueprints.read import Blueprints
+from triolet.models.blueprints.read import read_blueprint
 from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.testing.families import make_checkpoint
 
@@ -224,7 +224,7 @@ def test_phi_4_in_its_own_code_is_refused_with_the_branch_to_take(tmp_path: Path
 
 @pytest.fixture
 def described(checkpoint: Checkpoint) -> ModelDescription:
-    return Blueprints.read(checkpoint.folder, EngineConfig(device="cpu", dtype="float32")).sized(0).describe("m")
+    return read_blueprint(checkpoint.folder, EngineConfig(device="cpu", dtype="float32")).sized(0).describe("m")
 
 
 def test_a_request_for_a_transcription_is_the_models_own(checkpoint: Checkpoint, described: ModelDescription) -> None:

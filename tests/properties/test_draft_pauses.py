@@ -54,11 +54,6 @@ def test_draft_tokens_that_are_right_never_pause():
     assert lengths(60, lambda _: 1, tokens=1) == list(range(0, 60 - 1, 2)), "all that there was"
 
 
-def test_those_of_a_draft_model_never_pause():
-    """It reads every token in any case, so that a pause would spare little."""
-    assert lengths(60, lambda _: 0, draft="a smaller model") == list(range(59))
-
-
 @given(st.integers(0, 200))
 def test_a_text_that_begins_to_repeat_itself_has_draft_tokens_soon(begins):
     found = lengths(begins + 60, lambda sampled: 4 if sampled >= begins else 0)

@@ -90,7 +90,7 @@ class PlannerMachine(Machine):
             speculation=Speculation(tokens=draft_tokens, most_running=draft_running) if draft_tokens else None,
         )
         limits = PlannerLimits.of(self.model.describe(), config)
-        self.limits = evolve(limits, headroom=headroom, drafts_back_off=draft_tokens == 1)
+        self.limits = evolve(limits, headroom=headroom)
         self.planner = Planner(self.limits)
         self.checker = TraceChecker(steps_in_flight=depth)
         self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
