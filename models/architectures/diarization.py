@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
 from ...core.request import EncoderItem
-from ..checkpoints.files import file_stamps, find_weights, read_config
+from ..checkpoints.files import file_stamps
 from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
 from ..checkpoints.settings import Settings
 from ..machine.defaults import OwnDefaults
 from .prompts import payload_key
-from .text import read_transformers_config
+from .text import check_float_weights, read_transformers_config
 
 LOADER = "Nemotron3DiarizationForAudioFrameClassification"
 _WHOLE = "offline"  # the mode in which transformers reads a recording at once
@@ -98,18 +97,18 @@ class DiarizerCheckpoint(ModuleCheckpoint):
         return EncoderItem(key=key, payload=payload, embeddings=frames, size=4 * numbers, spans=((0, 1),))
 
 
-def read_diarizer_checkpoint(folder: Path) -> DiarizerCheckpoint | None:
-    """Reads everything but the weights of the checkpoint in ``folder``; ``None``: it is no diarizer.
+def read_diarizer_checkpoint(plain: Settings) -> DiarizerCheckpoint | None:
+    """Reads everything but the weights of the checkpoint whose config.json is ``plain``; ``None``: it is no diarizer.
 
     Raises:
         CheckpointError: a file is missing or damaged.
         UnsupportedModel: the checkpoint asks for something that the engine does not do.
     """
-    plain = Settings(folder / "config.json", read_config(folder))
+    folder = plain.path.parent
     if plain.get("model_type") != "nemotron3_diarization" or plain.get("architectures") != [LOADER]:
         return None
-    stamps, config = file_stamps(folder), read_transformers_config(folder, plain)
-    find_weights(folder)
+    stamps, config = file_stamps(folder), read_transformers_config(plain)
+    check_float_weights(plain)
     processor, streams = load_part("AutoProcessor", folder, trust_remote_code=False), config.streaming_config
     sizes = config.chunk_length, config.chunk_right_context, config.fifo_length, config.speaker_cache_update_period
     modes = {_WHOLE: sizes}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
 from ...core.emissions import Emissions
-from ...core.errors import UnsupportedModel
-from ..checkpoints.files import file_stamps, find_weights, read_config
+from ..checkpoints.files import file_stamps
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import ModuleCheckpoint
 from ..checkpoints.settings import Settings
 from .frames import FrameFamily, find_frame_family
-from .text import read_transformers_config
+from .text import check_float_weights, read_transformers_config
 
 
 @frozen(kw_only=True)
@@ -26,22 +24,20 @@ class FrameCheckpoint(ModuleCheckpoint):
     allowed: str = field(default="CTC models and transducers of transformers", repr=False)
 
 
-def read_frame_checkpoint(folder: Path) -> FrameCheckpoint | None:
-    """Reads everything but the weights of the checkpoint in ``folder``; ``None``: it is no CTC model or transducer.
+def read_frame_checkpoint(plain: Settings) -> FrameCheckpoint | None:
+    """Reads everything but the weights of the checkpoint whose config.json is ``plain``; ``None``: it is no CTC model
+    or transducer.
 
     Raises:
         CheckpointError: a file is missing or damaged.
         UnsupportedModel: the checkpoint asks for something that the engine does not do.
     """
-    plain = Settings(folder / "config.json", read_config(folder))
+    folder = plain.path.parent
     family = find_frame_family(folder, plain.values)
     if family is None:
         return None
-    stamps = file_stamps(folder)
-    config = read_transformers_config(folder, plain)
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel(f"{folder} has quantized weights; allowed: float weights, as they were trained")
-    find_weights(folder)
+    stamps, config = file_stamps(folder), read_transformers_config(plain)
+    check_float_weights(plain)
     emissions = family.emissions(folder, config)
     return FrameCheckpoint(
         folder=folder,

@@ -21,7 +21,7 @@ from ...core.request import Pooling
 from ..checkpoints.files import file_stamps, find_weights
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
-from ..checkpoints.settings import Settings, read_json
+from ..checkpoints.settings import Settings
 from .crossed import crossed_model_types
 from .families import find_family
 from .family import Family
@@ -67,16 +67,15 @@ class TextCheckpoint(ModuleCheckpoint):
         return quantized_by(self.config) is not None
 
 
-def read_text_checkpoint(folder: Path) -> TextCheckpoint:
-    """Reads everything but the weights of the checkpoint in ``folder``.
+def read_text_checkpoint(plain: Settings) -> TextCheckpoint:
+    """Reads everything but the weights of the checkpoint whose config.json is ``plain``.
 
     Raises:
         CheckpointError: a file is missing or damaged.
         UnsupportedModel: the engine would compute the architecture wrongly, or transformers does not know it.
     """
-    plain = Settings(folder / "config.json", read_json(folder / "config.json"))
-    stamps = file_stamps(folder)
-    config = read_transformers_config(folder, plain)
+    folder = plain.path.parent
+    stamps, config = file_stamps(folder), read_transformers_config(plain)
     architecture = _architecture(plain, config)
     text = config.get_text_config()
     if reason := _reason(config, text):
@@ -90,6 +89,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
         family = evolve(family, architecture=architecture)
     find_weights(folder)
     generation = Settings.read_if_there(folder / "generation_config.json")
+    written = generation or Settings(folder / "generation_config.json", {})
     tokenizer = read_tokenizer(folder)
     shape = _shape(folder, text)
     sentence = _sentence_pooling(folder)
@@ -110,8 +110,8 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
         causal=causal,
         tokenizer=tokenizer,
         eos_token_ids=_eos(generation, plain, text, None if added else tokenizer.eos_token_id, shape.vocabulary),
-        suppress_token_ids=_listed(generation, "suppress_tokens", shape.vocabulary),
-        begin_suppress_token_ids=_listed(generation, "begin_suppress_tokens", shape.vocabulary),
+        suppress_token_ids=written.tokens("suppress_tokens", shape.vocabulary, cut=True),
+        begin_suppress_token_ids=written.tokens("begin_suppress_tokens", shape.vocabulary, cut=True),
         default_pooling=default if kind is Kind.POOLING else None,
         labels=tuple(str(config.id2label[index]) for index in range(len(config.id2label))) if classifies else (),
         stamps=stamps,
@@ -126,8 +126,8 @@ _OTHERS = ("ForSequenceClassification", "Model", "ForMaskedLM", "ForPreTraining"
 _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-def read_transformers_config(folder: Path, plain: Settings) -> Any:
-    """Returns transformers' configuration of the checkpoint in ``folder``, whose config.json is ``plain``.
+def read_transformers_config(plain: Settings) -> Any:
+    """Returns transformers' configuration of the checkpoint whose config.json is ``plain``.
 
     Raises:
         CheckpointError: the configuration is damaged.
@@ -135,7 +135,7 @@ def read_transformers_config(folder: Path, plain: Settings) -> Any:
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    kind = plain.get("model_type")
+    folder, kind = plain.path.parent, plain.get("model_type")
     if kind not in CONFIG_MAPPING:
         converted = "hf download microsoft/Phi-4-multimodal-instruct --revision refs/pr/70"
         hint = f". Give the folder that '{converted}' prints" if kind == "phi4mm" else ""
@@ -148,6 +148,20 @@ def read_transformers_config(folder: Path, plain: Settings) -> Any:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         raise CheckpointError(f"{plain.path} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def check_float_weights(plain: Settings) -> None:
+    """Checks the weights of a model that is read as it was trained.
+
+    Raises:
+        CheckpointError: there are no weights.
+        UnsupportedModel: the weights are quantized.
+    """
+    if plain.get("quantization_config") is not None:
+        raise UnsupportedModel(
+            f"{plain.path.parent} has quantized weights; allowed: float weights, as they were trained"
+        )
+    find_weights(plain.path.parent)
 
 
 def _architecture(plain: Settings, config: Any) -> str:
@@ -265,30 +279,10 @@ def _eos(generation: Settings | None, plain: Settings, text: Any, own: int | Non
     """Returns the tokens that end a text, from generation_config.json, else from config.json, else the tokenizer's
     ``own``."""
     for settings in (generation, plain):
-        value = None if settings is None else settings.get("eos_token_id")
-        if settings is not None and value is not None:
-            tokens = value if isinstance(value, list) else [value]
-            if not all(_is_token(token, vocabulary) for token in tokens):
-                raise settings.bad("eos_token_id", f"token ids from 0 to {vocabulary - 1}")
-            return tuple(tokens)
-    for value in (text.eos_token_id, own):
-        if value is not None:
-            named = value if isinstance(value, list | tuple) else (value,)
-            return tuple(token for token in named if _is_token(token, vocabulary))
-    return ()
-
-
-def _is_token(token: object, vocabulary: int) -> bool:
-    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < vocabulary
-
-
-def _listed(generation: Settings | None, name: str, vocabulary: int) -> tuple[int, ...]:
-    value = None if generation is None else generation.get(name)
-    if value is None:
-        return ()
-    if generation is not None and not isinstance(value, list):
-        raise generation.bad(name, "null or a list of token ids")
-    return tuple(token for token in value if _is_token(token, vocabulary))
+        if settings is not None and settings.get("eos_token_id") is not None:
+            return settings.tokens("eos_token_id", vocabulary)
+    named = own if text.eos_token_id is None else text.eos_token_id
+    return Settings(plain.path, {"eos_token_id": named}).tokens("eos_token_id", vocabulary, cut=True)
 
 
 def _sentence_pooling(folder: Path) -> Pooling | None:

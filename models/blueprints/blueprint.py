@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -32,11 +33,11 @@ from ..native.program import Program
 from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
-from ..networks.features import LogMel
 from ..networks.network import Network
 from ..networks.whisper import WhisperModel
 from ..networks.whisper_network import WhisperAligner
-from .comparison import LONGEST
+from ..speech.known import with_speech
+from .comparison import LONGEST, compare_decoder
 from .passed import PassedComparisons, comparison_key
 
 NATIVE_ROWS = 256
@@ -56,7 +57,6 @@ class Parts:
 
     network: Network
     model: AnyModel
-    log_mel: LogMel | None = None
     paged: AnyPages | None = None
     cross: CrossKV | FrameSlots | None = None
     aligner: WhisperAligner | None = None
@@ -209,9 +209,44 @@ class Blueprint:
     def prove(self, network: Network) -> None:
         """Raises `UnsupportedModel` if the loaded model does not compute as expected."""
 
+    @property
+    def identity(self) -> str:
+        """The hash of all that KV and encoder outputs depend on, except tokens, pixels and samples."""
+        raise NotImplementedError
+
+    def facts(self) -> Mapping[str, Any]:
+        """Returns the fields of the model's description that only its kind sets."""
+        raise NotImplementedError
+
+    def with_speech(self, description: ModelDescription) -> ModelDescription:
+        """Returns ``description`` with the speech model; unchanged if the model does not transcribe."""
+        raise NotImplementedError
+
     def describe(self, name: str) -> ModelDescription:
         """Returns the facts about the model that the engine needs."""
-        raise NotImplementedError
+        shape, checkpoint, embedding = self.decoder, self.checkpoint, self.decoder.hidden * self.dtype.itemsize
+        common: dict[str, Any] = {
+            "architecture": checkpoint.architecture,
+            "device": str(self.device),
+            "dtype": self.dtype_name,
+            "kind": self.kind,
+            "vocabulary_size": shape.vocabulary,
+            "max_positions": self.positions,
+            "eos_token_ids": checkpoint.eos_token_ids,
+            "suppress_token_ids": checkpoint.suppress_token_ids,
+            "begin_suppress_token_ids": checkpoint.begin_suppress_token_ids,
+            "page_size": self.config.page_size,
+            "pages": self.chosen.pages,
+            "cross_slots": self.chosen.slots,
+            "encoder_embeddings": shape.embeddings,
+            "encoder_bytes": shape.embeddings * embedding,
+            "sampling_rate": 0,
+            "window_samples": 0,
+            "processor_identity": self.identity,
+            "tokenizer": checkpoint.tokenizer,
+            "lengths": lengths_of(checkpoint.tokenizer),
+        }
+        return self.with_speech(ModelDescription(name=name, **{**common, **self.facts()}))
 
     def allocate_pages(self) -> PagedKV:
         """Allocates the pages."""
@@ -239,29 +274,6 @@ class Blueprint:
             device=self.device,
         )
 
-    def described(self, name: str, **own: Any) -> ModelDescription:
-        """Returns the description of a model; ``own`` has the fields that only its kind sets."""
-        shape, checkpoint, embedding = self.decoder, self.checkpoint, self.decoder.hidden * self.dtype.itemsize
-        return ModelDescription(
-            name=name,
-            architecture=checkpoint.architecture,
-            device=str(self.device),
-            dtype=self.dtype_name,
-            vocabulary_size=shape.vocabulary,
-            max_positions=self.positions,
-            eos_token_ids=checkpoint.eos_token_ids,
-            suppress_token_ids=checkpoint.suppress_token_ids,
-            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
-            page_size=self.config.page_size,
-            pages=self.chosen.pages,
-            cross_slots=self.chosen.slots,
-            encoder_embeddings=shape.embeddings,
-            encoder_bytes=shape.embeddings * embedding,
-            tokenizer=checkpoint.tokenizer,
-            lengths=lengths_of(checkpoint.tokenizer),
-            **own,
-        )
-
     def open_runner(
         self, program: Program, paged: PagedKV | None = None, cross: CrossKV | None = None, *, rows: int = NATIVE_ROWS
     ) -> Runner:
@@ -282,8 +294,10 @@ class ModuleBlueprint(Blueprint):
 
     @property
     def identity(self) -> str:
-        """The hash of all that KV and encoder outputs depend on, except tokens, pixels and samples."""
         return self.checkpoint.identity(self.fingerprint, self.dtype_name)
+
+    def with_speech(self, description: ModelDescription) -> ModelDescription:
+        return with_speech(description, self.checkpoint, self.config.encoder_cache_bytes)
 
     def files(self) -> ModuleFiles:
         return ModuleFiles()
@@ -351,6 +365,12 @@ class ModuleBlueprint(Blueprint):
         if isinstance(decoder, str):
             return network
         return evolve(network, native=own("native", self.open_native(decoder, network)))
+
+    def compare(self, network: CausalNetwork | EncoderDecoderNetwork) -> None:
+        """Compares a decoder with transformers' own, unless it has passed before."""
+        decoder = self.native_decoder(network.model.module)
+        native = None if isinstance(decoder, str) else partial(self.open_native, decoder)
+        self.compare_once(partial(compare_decoder, network, self.checkpoint, self.dtype, native), native is not None)
 
     def compare_once(self, compare: Any, *computed: object) -> None:
         """Calls ``compare`` unless this model has passed it before. ``computed`` has further values on which the

@@ -23,7 +23,6 @@ from ..architectures.text import TextCheckpoint
 from ..attention.layers import LayerRequest
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
-from ..memory.kv import PagedKV
 from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
@@ -107,8 +106,7 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
 
 def _over(network: Decoder, dtype: torch.dtype) -> Decoder:
     """Returns the network as torch alone computes it, with one page and one slot for each prompt."""
-    changes: dict[str, Any] = {"dtype": dtype} if isinstance(network.paged, PagedKV) else {}
-    paged: Any = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, **changes)
+    paged = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, dtype=dtype)
     if isinstance(network, CausalNetwork):
         return evolve(network, paged=paged, graphs=None, native=None)
     return evolve(network, paged=paged, cross=network.cross.another(len(_LENGTHS), dtype), native=None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
 from torch import nn
 
-from ...core.model import ModelDescription
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.items import AudioItems
 from ..checkpoints.loading import load_module
@@ -17,9 +16,8 @@ from ..native.crossed import CrossedDecoder
 from ..native.runner import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Network
-from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
-from .comparison import LONGEST, compare_decoder
+from .comparison import LONGEST
 
 
 @frozen(kw_only=True, eq=False)
@@ -59,24 +57,14 @@ class CrossedBlueprint(ModuleBlueprint):
 
     def prove(self, network: Network) -> None:
         assert isinstance(network, EncoderDecoderNetwork), "the network of `take`"
-        decoder = self.native_decoder(network.model.module)
-        native = None if isinstance(decoder, str) else partial(self.open_native, decoder)
-        compare = partial(compare_decoder, network, self.checkpoint, self.dtype, native)
-        self.compare_once(compare, native is not None)
+        self.compare(network)
 
-    def describe(self, name: str) -> ModelDescription:
+    def facts(self) -> Mapping[str, Any]:
         checkpoint, settings = self.checkpoint, self.items_after(self.checkpoint.start_id)
         preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
         hears = preparer if isinstance(preparer, AudioItems) else None
-        description = self.described(
-            name,
-            sampling_rate=0 if hears is None else hears.sampling_rate,
-            window_samples=0 if hears is None else hears.most_samples,
-            processor_identity=self.identity,
-            preparer=preparer,
-            generation=checkpoint.rules,
-        )
-        return with_speech(description, checkpoint, self.config.encoder_cache_bytes)
+        heard = {} if hears is None else {"sampling_rate": hears.sampling_rate, "window_samples": hears.most_samples}
+        return {**heard, "preparer": preparer, "generation": checkpoint.rules}
 
 
 def _set_apart(module: Any) -> None:

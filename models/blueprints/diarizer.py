@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, frozen
 from torch import nn
 
-from ...core.model import Kind, ModelDescription
+from ...core.model import Kind
 from ..architectures.diarization import DiarizerCheckpoint, diarize_chunk
 from ..checkpoints.loading import load_module
 from ..networks.encoder_alone import EncoderAlone
@@ -37,13 +38,9 @@ class DiarizerBlueprint(ModuleBlueprint):
         )
         return Parts(network=network, model=model)
 
-    def describe(self, name: str) -> ModelDescription:
-        return self.described(
-            name,
-            sampling_rate=self.checkpoint.extractor.sampling_rate,
-            window_samples=0,
-            processor_identity=self.identity,
-            kind=Kind.DIARIZER,
-            whole_prompts=True,
-            diarizer=evolve(self.checkpoint, loaded=self.identity),
-        )
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "sampling_rate": self.checkpoint.extractor.sampling_rate,
+            "whole_prompts": True,
+            "diarizer": evolve(self.checkpoint, loaded=self.identity),
+        }

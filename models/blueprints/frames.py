@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import nn
 
-from ...core.model import ModelDescription
 from ..architectures.ctc_texts import CtcTexts
 from ..architectures.frames_checkpoint import FrameCheckpoint
 from ..checkpoints.loading import load_module
@@ -18,7 +18,6 @@ from ..memory.frames import FrameSlots, FrameStates
 from ..networks.encoder_decoder import encode_alike
 from ..networks.frames import FrameNetwork
 from ..networks.item_encoder import ItemEncoder
-from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
 
 
@@ -90,18 +89,15 @@ class FrameBlueprint(ModuleBlueprint):
         self.log_way(self.not_native())
         return Parts(network=network, model=model, paged=states, cross=slots)
 
-    def describe(self, name: str) -> ModelDescription:
+    def facts(self) -> Mapping[str, Any]:
         checkpoint, settings = self.checkpoint, self.items_after(self.checkpoint.emissions.blank)
         preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
         texts = CtcTexts(preparer=preparer, blank=checkpoint.emissions.blank)
-        described = self.described(
-            name,
-            sampling_rate=preparer.sampling_rate,
-            window_samples=preparer.most_samples,
-            processor_identity=self.identity,
-            preparer=preparer,
-            frame_seconds=preparer.frame_seconds,
-            aligner=None if checkpoint.family.predicts else texts,
-        )
-        described = evolve(described, page_size=self.positions)
-        return with_speech(described, checkpoint, self.config.encoder_cache_bytes)
+        return {
+            "page_size": self.positions,
+            "sampling_rate": preparer.sampling_rate,
+            "window_samples": preparer.most_samples,
+            "preparer": preparer,
+            "frame_seconds": preparer.frame_seconds,
+            "aligner": None if checkpoint.family.predicts else texts,
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -24,9 +25,8 @@ from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
-from .comparison import LONGEST, compare_decoder, compare_encoder
+from .comparison import LONGEST, compare_encoder
 
 
 @frozen(kw_only=True, eq=False)
@@ -142,32 +142,25 @@ class TextBlueprint(ModuleBlueprint):
         if self.checkpoint.family is not None:  # else imported for the first image
             importlib.import_module("torch._dynamo")
         if isinstance(network, CausalNetwork):
-            decoder = self.native_decoder(network.model.module)
-            native = None if isinstance(decoder, str) else partial(self.open_native, decoder)
-            compare = partial(compare_decoder, network, self.checkpoint, self.dtype, native)
-            self.compare_once(compare, network.native is not None)
+            self.compare(network)
             if network.graphs is not None:
                 network.graphs.prove()
 
-    def describe(self, name: str) -> ModelDescription:
+    def facts(self) -> Mapping[str, Any]:
         checkpoint, preparer, aligner = self.checkpoint, self._preparer(), None
         if checkpoint.kind is Kind.ALIGNER and checkpoint.family is not None and isinstance(preparer, MediaPreparer):
             aligner = checkpoint.family.aligner(checkpoint.folder, checkpoint.config, preparer)
-        description = self.described(
-            name,
-            sampling_rate=preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
-            window_samples=0,
-            processor_identity=self.identity,
-            kind=checkpoint.kind,
-            preparer=preparer,
-            whole_prompts=not checkpoint.causal,
-            default_pooling=checkpoint.default_pooling,
-            labels=checkpoint.labels,
-            aligner=aligner,
-        )
-        if aligner is not None:
-            return description
-        return with_speech(description, checkpoint, self.config.encoder_cache_bytes)
+        return {
+            "sampling_rate": preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
+            "preparer": preparer,
+            "whole_prompts": not checkpoint.causal,
+            "default_pooling": checkpoint.default_pooling,
+            "labels": checkpoint.labels,
+            "aligner": aligner,
+        }
+
+    def with_speech(self, description: ModelDescription) -> ModelDescription:
+        return description if description.aligner is not None else super().with_speech(description)
 
     def _preparer(self) -> TextPreparer:
         checkpoint = self.checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, frozen
@@ -63,16 +64,19 @@ class WhisperBlueprint(Blueprint):
             native = own("native", self.open_runner(written.program, paged, cross))
             network = evolve(network, native=native, encoder=encoder, queries=written.queries)
         aligner = WhisperAligner(network=network, settings=self.checkpoint.alignment)
-        return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)
+        return Parts(network=network, model=model, paged=paged, cross=cross, aligner=aligner)
 
-    def describe(self, name: str) -> ModelDescription:
+    @property
+    def identity(self) -> str:
+        return self.checkpoint.identity(self.fingerprint, f"{self.dtype_name}, {self.config.quantization}")
+
+    def facts(self) -> Mapping[str, Any]:
         checkpoint = self.checkpoint
-        computed = f"{self.dtype_name}, {self.config.quantization}"
-        description = self.described(
-            name,
-            sampling_rate=checkpoint.features.sampling_rate,
-            window_samples=checkpoint.features.window_samples,
-            processor_identity=checkpoint.identity(self.fingerprint, computed),
-            alignment_fault=checkpoint.alignment.fault,
-        )
-        return evolve(description, **with_whisper(description, checkpoint.tokens))
+        return {
+            "sampling_rate": checkpoint.features.sampling_rate,
+            "window_samples": checkpoint.features.window_samples,
+            "alignment_fault": checkpoint.alignment.fault,
+        }
+
+    def with_speech(self, description: ModelDescription) -> ModelDescription:
+        return evolve(description, **with_whisper(description, self.checkpoint.tokens))

@@ -65,8 +65,22 @@ class Settings:
             raise self.bad(name, "a JSON object")
         return value
 
+    def tokens(self, name: str, vocabulary: int, *, cut: bool = False) -> tuple[int, ...]:
+        """Returns the ids of one token or of several; empty: the file has no such setting. Ids outside the
+        ``vocabulary`` are refused, or left out if ``cut`` is true."""
+        value = self.get(name)
+        found = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        if not all(is_integer(token) and (cut or 0 <= token < vocabulary) for token in found):
+            raise self.bad(name, f"token ids from 0 to {vocabulary - 1}, the vocabulary of config.json, or null")
+        return tuple(token for token in found if 0 <= token < vocabulary)
+
     def bad(self, name: str, allowed: str) -> CheckpointError:
         """Returns the error to raise if the setting's value is not ``allowed``."""
         return CheckpointError(
             f"{self.path} has {name}={self.get(name)!r}; allowed: {allowed}. Correct it, or save the checkpoint again"
         )
+
+
+def is_integer(value: object) -> bool:
+    """True for an integer. True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -17,7 +17,7 @@ from attrs import define
 from ...core.errors import CheckpointError
 from ...core.languages import LANGUAGES
 from ...core.model import WhisperTokens
-from .settings import Settings
+from .settings import Settings, is_integer
 
 _ENGLISH_ONLY_VOCABULARY = 51_864
 _MAX_INITIAL_TIMESTAMP = 50  # in checkpoints older than generation_config.json
@@ -73,11 +73,7 @@ class SpecialTokens:
         """Returns the tokens of ``suppress_tokens`` or ``begin_suppress_tokens`` that are in the vocabulary.
         config.json is read only if there is no generation_config.json."""
         settings = self.defaults if self.generation is None else self.generation
-        value = settings.get(name)
-        values = [] if value is None else value if isinstance(value, list | tuple) else [value]
-        if not all(_is_integer(token) for token in values):
-            raise settings.bad(name, "null or a list of token ids")
-        return tuple(token for token in values if 0 <= token < self.vocabulary)
+        return settings.tokens(name, self.vocabulary, cut=True)
 
     def required(self, name: str, text: str) -> int:
         """Returns the token that the setting ``name`` has, or else the vocabulary's token ``text``."""
@@ -112,7 +108,7 @@ class SpecialTokens:
         return texts
 
     def _within(self, token: Any, what: str) -> int:
-        if not _is_integer(token) or not 0 <= token < self.vocabulary:
+        if not is_integer(token) or not 0 <= token < self.vocabulary:
             raise CheckpointError(
                 f"{what} is {token!r}; allowed: a token id from 0 to {self.vocabulary - 1}, the vocabulary "
                 f"(vocab_size={self.vocabulary}) of {self.config.path}. Download the checkpoint again: its files are "
@@ -145,7 +141,3 @@ class SpecialTokens:
             return {text: self._within(token, f"{text} {what}") for text, token in self.generation.table(name).items()}
         found = {text: self._by_text(f"<|{text}|>") for text in texts}
         return {text: token for text, token in found.items() if token is not None}
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

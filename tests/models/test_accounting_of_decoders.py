@@ -12,7 +12,7 @@ import pytest
 
 from triolet.core.errors import UnsupportedModel
 from triolet.models.attention import graphs
-from triolet.models.blueprints import text
+from triolet.models.blueprints import blueprint
 from triolet.models.executor import TorchExecutor
 from triolet.testing.families import make_checkpoint
 
@@ -107,7 +107,7 @@ def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(registrations,
 @pytest.mark.parametrize(
     ("kind", "owner", "name"),
     [
-        ("graphs", text, "compare_decoder"),
+        ("graphs", blueprint, "compare_decoder"),
         ("graphs", graphs.GraphManager, "prove"),
     ],
     ids=str,

@@ -45,8 +45,8 @@ def tensors_of(executor):
     found = [
         now.parts.paged._pool,
         now.parts.cross._pool,
-        now.parts.log_mel._filters,
-        now.parts.log_mel._window,
+        now.parts.network.log_mel._filters,
+        now.parts.network.log_mel._window,
         *now.parts.model._tensors,
     ]
     found += [*now.outputs._outputs.values(), *now.masks.tensors()]

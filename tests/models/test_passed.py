@@ -11,7 +11,7 @@ from attrs import evolve
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import UnsupportedModel
-from triolet.models.blueprints import text
+from triolet.models.blueprints import blueprint
 from triolet.models.blueprints.passed import PassedComparisons, comparison_key
 from triolet.models.executor import TorchExecutor
 from triolet.models.machine.cache import CacheFile
@@ -27,13 +27,13 @@ def every_comparison():
 def tried(monkeypatch, tmp_path):
     """The checkpoints that were compared."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tried, really = [], text.compare_decoder
+    tried, really = [], blueprint.compare_decoder
 
     def compare_decoder(network, checkpoint, dtype, native):
         tried.append(checkpoint.folder.name)
         really(network, checkpoint, dtype, native)
 
-    monkeypatch.setattr(text, "compare_decoder", compare_decoder)
+    monkeypatch.setattr(blueprint, "compare_decoder", compare_decoder)
     return tried
 
 

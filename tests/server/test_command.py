@@ -86,7 +86,7 @@ def test_a_value_that_cannot_work_is_a_wrong_use(words: list[str], message: str)
         ({"max_positions": 449}, "--max-model-len=449; allowed: up to 448, the positions of WhisperForConditional"),
         (
             {"chat_template": "{{ x }}"},
-            "--chat-template is given for Whisper, which has no conversations; allowed: decoders",
+            "--chat-template is given for WhisperForConditionalGeneration, which has no conversations; allowed: deco",
         ),
     ],
 )
