@@ -7,7 +7,7 @@ WORKERS ?= $(shell nproc)
 USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
 ROOMS ?= core actors models api server
-SOURCES = setup.py core models actors api cluster server bench testing kit src demo tests benchmarks examples docs/site docs/cards proofs .ci
+SOURCES = setup.py core models actors api cluster server bench packages src demo tests benchmarks examples docs/site docs/cards proofs .ci
 
 # a soak run looks for what no run has found yet; its first line says how to run it again
 ifndef SEED
@@ -31,10 +31,12 @@ $(USABLE): pyproject.toml setup.py constraints.txt $(wildcard native/*)
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(STAMP): $(USABLE) kit/pyproject.toml
+SATELLITES = ./packages/kit ./packages/testing
+
+$(STAMP): $(USABLE) $(wildcard packages/*/pyproject.toml)
 	@echo "adding what tests and linters need to $(VENV), which takes some minutes"
 	@PYTHONWARNINGS="ignore:Editable installation" \
-		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ./kit --editable '.[dev]'
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt $(addprefix --editable ,$(SATELLITES)) --editable '.[dev]'
 	@touch $@
 
 demo: $(USABLE)  ## transcribe the shipped recordings with the shipped checkpoint; installs what a user needs
@@ -55,19 +57,19 @@ lint: $(STAMP)
 
 # build/lib goes first, since setuptools takes files from there that the tree has no more
 types: $(STAMP)  ## strict, of the package as it is installed
-	rm -rf build/lib* kit/build build/types
-	$(BIN)/python -m pip install --quiet --no-deps --target build/types ./kit .
-	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet -p triolet_kit
+	rm -rf build/lib* packages/*/build build/types
+	$(BIN)/python -m pip install --quiet --no-deps --target build/types $(SATELLITES) .
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet -p triolet_kit -p triolet_testing
 
 # pages lie as in the repository, so that each link is the same there and here; the package as it is installed, since
 # its folders are mapped
 docs: $(STAMP)  ## the site, in site/: open site/index.html
 	@PYTHONWARNINGS="ignore:Editable installation" \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	rm -rf build/lib* kit/build build/pages build/package site
+	rm -rf build/lib* packages/*/build build/pages build/package site
 	mkdir -p build/pages
 	cp --parents $(PAGES) build/pages
-	$(BIN)/python -m pip install --quiet --no-deps --target build/package ./kit .
+	$(BIN)/python -m pip install --quiet --no-deps --target build/package $(SATELLITES) .
 	$(BIN)/zensical build --strict --clean 2>build/docs.stderr || (cat build/docs.stderr; exit 1)
 	@! grep -i 'warning\|griffe:' build/docs.stderr  # griffe's, which --strict does not count
 	$(BIN)/python -m pytest docs/site -q
@@ -76,8 +78,9 @@ dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an envi
 	@PYTHONWARNINGS="ignore:Editable installation" \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dist]'
 	rm -rf dist
-	($(BIN)/python -m build && $(BIN)/python -m build --outdir dist/kit kit) >build/dist.log 2>&1 || (cat build/dist.log; exit 1)
-	$(BIN)/twine check --strict dist/*.* dist/kit/*
+	for one in . $(SATELLITES); do $(BIN)/python -m build --outdir dist/$$one $$one || exit 1; done >build/dist.log 2>&1 \
+		|| (cat build/dist.log; exit 1)
+	$(BIN)/twine check --strict dist/*.* dist/packages/*/*
 	$(BIN)/python -m pytest .ci/test_dist.py
 
 sanitize: $(STAMP)  ## the native library under sanitizers, as shipped, and for arm64 in qemu: what it promises, broken plans
@@ -86,8 +89,8 @@ sanitize: $(STAMP)  ## the native library under sanitizers, as shipped, and for 
 # the sanitizers first, so that what they need is missed at once
 soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that are killed; what fails prints how to run it again
 	@echo "the same again: make soak SEED=$(SEED)"
-	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
-	$(BIN)/python -m triolet.testing.chaos --runs 10000 --seed $(SEED) --workers 2
+	$(BIN)/python -m triolet_testing --faults 1000000 --seed $(SEED) --workers 2
+	$(BIN)/python -m triolet_testing.chaos --runs 10000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
 		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
 		tests/models/test_native.py tests/cluster \
@@ -120,5 +123,5 @@ clients:  ## OpenAI's client for Node.js, for the tests marked node
 	npm ci --prefix tests/server/node
 
 clean:
-	rm -rf $(VENV) build kit/build dist site .cache *.egg-info src/*.egg-info tests/server/node/node_modules \
+	rm -rf $(VENV) build packages/*/build dist site .cache *.egg-info src/*.egg-info packages/*/*.egg-info tests/server/node/node_modules \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

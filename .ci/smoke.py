@@ -6,7 +6,6 @@ TREE is where the sources lie, from which nothing may be imported.
 """
 
 import importlib.metadata
-import importlib.util
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +14,7 @@ from pathlib import Path
 import trio
 
 import triolet
-from triolet import demo, testing
+from triolet import demo
 
 
 async def transcribe() -> None:
@@ -31,23 +30,14 @@ def command(*arguments: str) -> str:
     return subprocess.run([script, *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def strategies() -> str:
-    """What is missing for the strategies: nothing, or Hypothesis, which they ask for."""
-    try:
-        return "" if callable(testing.requests) else "a function"
-    except ImportError as error:
-        return str(error)
-
-
 def main() -> None:
     tree = Path(sys.argv[1]).resolve()
-    for module in (triolet, demo, testing):
+    for module in (triolet, demo):
         assert not Path(str(module.__file__)).resolve().is_relative_to(tree), module
     version = importlib.metadata.version("triolet")
     assert triolet.__version__ == version
     assert version in command("--version")
     assert (Path(str(triolet.__file__)).parent / "py.typed").is_file()
-    assert ("triolet[test]" in strategies()) is (importlib.util.find_spec("hypothesis") is None)
     trio.run(transcribe)
     said = command("transcribe", str(demo.samples()[0].path), "--model", "demo")
     assert said.strip() == demo.samples()[0].text, said

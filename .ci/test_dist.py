@@ -30,7 +30,7 @@ def test_the_wheel_is_for_every_python_and_has_the_package_alone() -> None:
 
 
 def test_the_wheel_has_no_test_benchmark_or_training_file() -> None:
-    """`triolet.testing` and `triolet bench` are part of the product."""
+    """`triolet bench` is part of the product."""
     wrong = ("test_", "conftest", "benchmarks/", "examples/", "training/", "tests/")
     assert [name for name in in_wheel() if any(part in name for part in wrong)] == []
 

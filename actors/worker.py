@@ -1,7 +1,7 @@
 """Workers run the executor's calls, one after another, away from the trio loop.
 
 `ThreadWorker` is the real worker. Its thread lives as long as the engine, since device, stream and inference mode
-belong to a thread. ``triolet.testing.SimWorker`` is a simulated worker for deterministic tests.
+belong to a thread. ``triolet_testing.SimWorker`` is a simulated worker for deterministic tests.
 """
 
 from __future__ import annotations

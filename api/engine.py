@@ -107,7 +107,7 @@ class Engine:
         *,
         config: EngineConfig | None = None,
     ) -> Self:
-        """Makes an engine with an executor and a worker of your own, as the simulation in `triolet.testing` does."""
+        """Makes an engine with an executor and a worker of your own, as the simulation in `triolet_testing` does."""
         engine = cls.__new__(cls)
         engine._name = "parts of its maker's"
         config = settings_of(config)

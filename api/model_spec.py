@@ -65,7 +65,7 @@ class ModelSpec:
         aliases: tuple[str, ...] = (),
         preload: bool = False,
     ) -> Self:
-        """Returns a model whose engines are made by ``make_engine``, as for the simulation in `triolet.testing`.
+        """Returns a model whose engines are made by ``make_engine``, as for the simulation in `triolet_testing`.
 
         Args:
             make_engine: makes an engine; it is called for each load.

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from claims import Claims
+from tiny import make_checkpoint
 from torch import Tensor
 
 from triolet import EngineConfig
@@ -23,7 +24,6 @@ from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import Decoder
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
-from triolet.testing.families import make_checkpoint
 
 
 def distributions(model: str, text: str, tokens: int, quantization: str | None) -> tuple[list[int], Tensor]:

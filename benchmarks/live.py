@@ -31,8 +31,8 @@ import trio
 from triolet import Engine, EngineConfig, LiveText
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
-from triolet.testing import SimWorker
-from triolet.testing.trio_tools import run_virtually
+from triolet_testing import SimWorker
+from triolet_testing.trio_tools import run_virtually
 
 CHUNK = 0.1  # seconds
 Timed = list[tuple[str, float]]  # words without case and punctuation, each with a moment of the recording

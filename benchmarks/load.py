@@ -15,7 +15,7 @@ from claims import Claims
 from triolet import Engine, EngineConfig, SamplingParams
 from triolet.actors.worker import ThreadWorker
 from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.testing import Kind, SimExecutor, SimModel
+from triolet_testing import Kind, SimExecutor, SimModel
 
 claim = Claims()
 

@@ -40,6 +40,7 @@ import soundfile
 import trio
 from attrs import define, evolve, field
 from claims import Claims
+from tiny import make_checkpoint
 
 from triolet import Engine, EngineConfig, SamplingParams, demo
 from triolet.actors.gpu_runner import torch_executor
@@ -49,8 +50,7 @@ from triolet.api.inputs.recording import Recording
 from triolet.api.speech.hearing import Hearing
 from triolet.api.speech.silero import Silero
 from triolet.api.speech.spans import SpanRules
-from triolet.testing import live_bytes
-from triolet.testing.families import make_checkpoint
+from triolet_testing import live_bytes
 
 RATE = 16_000
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"

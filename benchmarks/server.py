@@ -41,9 +41,9 @@ from typing import Any
 import psutil
 import trio
 from claims import Claims
+from tiny import make_checkpoint
 
 from triolet import Engine, demo
-from triolet.testing.families import make_checkpoint
 
 Ask = Callable[[int], Awaitable[bool]]
 EDGE = "edge-of-a-part"

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from triolet import EngineConfig, SamplingParams
 from triolet.actors.worker import Job
-from triolet.testing import SimExecutor, SimModel, sim_engine
+from triolet_testing import SimExecutor, SimModel, sim_engine
 
 CLIENTS, TOKENS = 8, 100
 

@@ -181,7 +181,7 @@ class EngineConfig:
             order to find faults.
         steps_in_flight: the number of steps that are sent to the device before their results are known. 2 hides the
             time of the hand-over between loop and device; 1 is easier to follow.
-        verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`). A broken promise stops
+        verify: check the engine's promises on every event (see `triolet_testing.TraceChecker`). A broken promise stops
             the engine, and the block raises `InvariantViolation`.
         observer: a function that is called with every `Event` of the engine, in order, from the engine's loop (with
             asyncio the loop runs in another thread). The observer must not block or raise.

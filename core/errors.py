@@ -155,8 +155,8 @@ class EngineTeardownError(EngineError):
 class InvariantViolation(EngineError):
     """The promise named ``invariant`` is broken. ``history`` has the events that show this, the last event last.
 
-    If an engine raises the error (`triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``), it
-    shows a bug of Triolet. If `triolet.testing.check_model_adapter` raises it, it shows a bug of the adapter.
+    If an engine raises the error (`triolet_testing.TraceChecker`, in production with ``EngineConfig(verify=True)``), it
+    shows a bug of Triolet. If `triolet_testing.check_model_adapter` raises it, it shows a bug of the adapter.
     """
 
     def __init__(self, invariant: str, what: str, history: tuple[object, ...] = ()) -> None:

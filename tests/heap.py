@@ -24,7 +24,7 @@ from triolet.actors.scheduler import Scheduler
 from triolet.api.outputs.streams import Mailbox
 from triolet.core.planning.sequence import Sequence
 from triolet.core.request import EncoderItem, Request
-from triolet.testing import live_bytes
+from triolet_testing import live_bytes
 
 # -- garbage ---------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ import soundfile
 import torch
 
 from triolet import demo
-from triolet.testing import make_checkpoint
+
+from .checkpoints.families import make_checkpoint
 
 pytestmark = pytest.mark.real_time
 

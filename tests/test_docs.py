@@ -16,10 +16,10 @@ from triolet.core import errors, events
 from triolet.core.config import EngineConfig
 from triolet.core.ledger_table import transition_table
 from triolet.models.speech.names import MODEL_TYPES
-from triolet.testing.sim import sim_engine
+from triolet_testing.sim import sim_engine
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ("core", "models", "actors", "api", "cluster", "server", "testing", "src/triolet", "benchmarks", "tests")
+PACKAGE = ("core", "models", "actors", "api", "cluster", "server", "src/triolet", "packages", "benchmarks", "tests")
 DOCUMENTS = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import triolet
 import triolet_kit
-from triolet import cluster, testing
+import triolet_testing
+from triolet import cluster
 from triolet.core import errors, events
-from triolet.testing import trio_tools
+from triolet_testing import trio_tools
 
 ROOT = Path(__file__).resolve().parents[1]
-SAME = {"InvariantViolation", "Speculation"}  # of triolet.testing: the reference has them as triolet's
+SAME = {"InvariantViolation", "Speculation"}  # of triolet_testing: the reference has them as triolet's
 
 
 def navigation() -> list[str]:
@@ -47,8 +48,8 @@ def test_make_docs_copies_every_page():
 def test_every_public_name_is_in_the_reference_once():
     """A name that is new: a line ``::: triolet.Name`` on its page in docs/reference/."""
     public = {f"triolet.{name}" for name in triolet.__all__}
-    public |= {f"triolet.testing.{name}" for name in testing.__all__ if name not in SAME}
-    public |= {f"triolet.testing.trio_tools.{name}" for name in trio_tools.__all__}
+    public |= {f"triolet_testing.{name}" for name in triolet_testing.__all__ if name not in SAME}
+    public |= {f"triolet_testing.trio_tools.{name}" for name in trio_tools.__all__}
     public |= {f"triolet_kit.{name}" for name in triolet_kit.__all__}
     public |= {f"triolet.cluster.{name}" for name in cluster.__all__}
     found = [name for name in referenced() if not name.startswith("triolet.core.")]

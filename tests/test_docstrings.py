@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "models", "actors", "api", "server", "cluster", "testing", "src", "bench", "benchmarks")
+ROOMS = (
+    "core",
+    "models",
+    "actors",
+    "api",
+    "server",
+    "cluster",
+    "src",
+    "bench",
+    "benchmarks",
+    "packages/testing/triolet_testing",
+)
 TWICE = re.compile(r"(?<!there )\b(is|are) no\b|\btells?\b|\btold\b|\bbehind\b|\bthat is none\b|\bwhich there is not\b")
 HEADLESS = re.compile(r"(Of|By|As|For|With|From|What|How|Where|Who|Whose|Which|Whether|When|Why|That|See)\b")
 
@@ -28,7 +39,7 @@ def test_a_docstring_opens_with_its_subject_or_its_verb(room: str) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("room", [*ROOMS, "kit"])
+@pytest.mark.parametrize("room", [*ROOMS, "packages/kit"])
 def test_an_error_and_the_help_of_a_flag_have_no_words_that_are_read_twice(room: str) -> None:
     """An error says "is not a member", and nothing in it is "told" or comes "behind"."""
     found = []

@@ -29,7 +29,8 @@ from triolet import CheckpointError, Engine, EngineConfig, Event, LiveText, demo
 from triolet.api.inputs.audio import load_audio
 from triolet.core.events import RequestEnded, RequestQueued
 from triolet.models.executor import TorchExecutor
-from triolet.testing import make_checkpoint
+
+from .checkpoints.families import make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 300

@@ -14,11 +14,11 @@ from attrs import frozen
 from .test_docs import code_spans, definitions, is_path, read
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("core", "models", "actors", "api", "cluster", "server", "testing", "src")
+PRODUCT = ("core", "models", "actors", "api", "cluster", "server", "src", "packages/testing/triolet_testing")
 FINE = {
     ("drawn", "api/command_line"),  # of a picture in the terminal
-    ("asks", "testing/trio_tools/hooks.py"),  # of the system, by trio's I/O manager
-    ("block_table", "kit/adapters/transformers_scheduler.py"),  # its name in transformers
+    ("asks", "packages/testing/triolet_testing/trio_tools/hooks.py"),  # of the system, by trio's I/O manager
+    ("block_table", "packages/kit/adapters/transformers_scheduler.py"),  # its name in transformers
 }
 
 

@@ -1,5 +1,6 @@
-"""The import rule: core <- models <- actors <- api <- the face; testing may use all, and only tests use testing. The
-rooms within core, models and api have rules of their own."""
+"""The import rule: core <- models <- actors <- api <- the face. Satellites, the distributions in packages/, may use
+all of these, and only tests and benchmarks use satellites. The rooms within core, models and api have rules of their
+own."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FACE = "src/triolet"
+TESTING = "packages/testing/triolet_testing"
 ALLOWED = {
     "core": {"core"},
     "models": {"core", "models"},
@@ -30,7 +32,7 @@ ALLOWED = {
         "server",
     },  # the cluster: by its options alone
     FACE: {"core", "models", "actors", "api", "bench", "server", FACE},
-    "testing": {"core", "models", "actors", "api", "testing", "demo"},
+    TESTING: {"core", "models", "actors", "api", "demo"},
     "demo": {"demo"},
 }
 ROOMS = {  # which rooms of its own folder each may use; the folder's own files are a room by the folder's name
@@ -90,7 +92,6 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "server/manners": set(),
     "server/schemas": set(),
     "server/view": {"server"},
-    "testing/trio_tools": set(),
 }
 FOREIGN = {  # what a folder must not know of the outside
     "core": {
@@ -121,7 +122,10 @@ def modules(room: str) -> list[Path]:
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
     """Every import, inside functions too, as a path: ("triolet", "core", "ledger") or ("trio",)."""
     folders = path.relative_to(ROOT).parts[:-1]
-    package = ("triolet",) if path.is_relative_to(ROOT / FACE) else ("triolet", *folders)
+    if folders[0] == "packages":
+        package = folders[2:]
+    else:
+        package = ("triolet",) if path.is_relative_to(ROOT / FACE) else ("triolet", *folders)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
@@ -159,22 +163,29 @@ def test_a_room_uses_only_the_rooms_below_it(room: str) -> None:
 
 
 def test_the_kit_uses_attrs_and_the_standard_library_alone() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "kit/triolet_kit").glob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "packages/kit/triolet_kit").glob("*.py")]
     used = {name for text in texts for name in re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE)}
     assert used - sys.stdlib_module_names - {"triolet_kit"} == {"attrs"}
 
 
 def test_the_tools_for_any_trio_program_use_nothing_of_triolet_but_themselves() -> None:
-    found = [target for path in modules("testing/trio_tools") for target in imports(path)]
-    assert {target[:3] for target in found if target[0] == "triolet"} == {("triolet", "testing", "trio_tools")}
+    found = {target[:2] for path in modules(f"{TESTING}/trio_tools") for target in imports(path)}
+    assert {target for target in found if target[0].startswith("triolet")} == {("triolet_testing", "trio_tools")}
+
+
+def test_the_engine_uses_no_satellite() -> None:
+    for room in (room for room in ALLOWED if not room.startswith("packages/")):
+        for path in modules(room):
+            for target in imports(path):
+                assert not target[0].startswith("triolet_"), f"{path.relative_to(ROOT)} imports {'.'.join(target)}"
 
 
 def test_every_folder_is_a_room_with_a_rule_a_docstring_and_a_place_in_the_package() -> None:
     packages = set(re.findall(r'^ +"(triolet[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
-    for folder in ("core", "models", "actors", "api", "server", "testing"):
+    for folder in ("core", "models", "actors", "api", "server"):
         for init in (ROOT / folder).rglob("__init__.py"):
             room = init.parent.relative_to(ROOT)
-            assert folder in ("actors", "testing") or str(room) in ROOMS, f"{room} has no import rule"
+            assert folder == "actors" or str(room) in ROOMS, f"{room} has no import rule"
             assert f"triolet.{'.'.join(room.parts)}" in packages, f"{room} is not among pyproject's packages"
             docstring = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
             assert len(docstring.split()) >= 25, f"{room}/__init__.py does not say what the room holds"
@@ -189,7 +200,7 @@ def test_a_room_knows_only_its_own_outside(room: str) -> None:
 
 def test_no_two_modules_import_each_other() -> None:
     """Not even inside functions, and through no other one; under TYPE_CHECKING neither."""
-    names = {path: ".".join(("triolet", *path.relative_to(ROOT).with_suffix("").parts)) for path in product()}
+    names = {path: _name(path) for path in product()}
     arrows = {
         names[path]: {module for target in imports(path) for module in _modules(target, set(names.values()))}
         for path in names
@@ -201,8 +212,13 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def product() -> Iterator[Path]:
-    for folder in ("core", "models", "actors", "api", "server", "testing"):
+    for folder in ("core", "models", "actors", "api", "server", TESTING):
         yield from (path for path in modules(folder) if path.stem != "__init__")
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[2:] if parts[0] == "packages" else ("triolet", *parts))
 
 
 def _modules(target: tuple[str, ...], known: set[str]) -> Iterator[str]:

@@ -24,8 +24,8 @@ _BARE = regex.compile(r"[\s\x1c-\x1f]*+(?=\{)")
 
 @frozen
 class Reading:
-    """What a syntax read: calls, and where they end. ``after``: the patterns of what may follow in the same group, a
-    call or the `closing` markers; the first that matches counts."""
+    """Calls that were read, and the place where they end. ``after``: the patterns of what may follow in the same group,
+    a call or the `closing` markers; the first that matches counts."""
 
     calls: Sequence[ToolCall]
     end: int

@@ -24,7 +24,7 @@ from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.share import TimeShare
-from triolet.testing.sim import SECONDS
+from triolet_testing.sim import SECONDS
 
 _MOST_TOKENS = 4096  # the most positions of a sequence, which all fit one page
 _TOKEN = SampledToken(token_id=1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from triolet import EngineConfig
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
 from .shared import Trace
 

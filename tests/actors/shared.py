@@ -12,8 +12,8 @@ from triolet import Engine, SamplingParams
 from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_model import EOS, SimModel, expected_tokens
+from triolet_testing.sim import SimExecutor
+from triolet_testing.sim_model import EOS, SimModel, expected_tokens
 
 TEARDOWN = [
     "intake closed",

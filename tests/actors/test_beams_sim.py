@@ -12,9 +12,9 @@ from triolet.actors.worker import Job
 from triolet.api.inputs.audio import content_key
 from triolet.core.plan import Hypothesis, StepPlan
 from triolet.core.request import EncoderItem, Request
-from triolet.testing.sim import SimExecutor, sim_engine
-from triolet.testing.sim_beams import expected_hypotheses
-from triolet.testing.sim_model import EOS, SimTokenizer
+from triolet_testing.sim import SimExecutor, sim_engine
+from triolet_testing.sim_beams import expected_hypotheses
+from triolet_testing.sim_model import EOS, SimTokenizer
 
 from .shared import TextModel, Trace, all_returned, audio, prompt
 

@@ -21,8 +21,8 @@ from triolet import (
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.ledger import EncoderLedger
-from triolet.testing.sim import SimExecutor, sim_engine
-from triolet.testing.sim_model import EOS, SimModel
+from triolet_testing.sim import SimExecutor, sim_engine
+from triolet_testing.sim_model import EOS, SimModel
 
 from .shared import all_returned, ask, audio, expected, prompt
 

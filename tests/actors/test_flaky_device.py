@@ -12,9 +12,9 @@ from triolet import EngineConfig, PoisonRequest, SamplingParams
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import content_key
 from triolet.core.plan import StepPlan
-from triolet.testing.sim import SimExecutor, sim_engine
-from triolet.testing.sim_model import EOS, SimModel, expected_tokens
-from triolet.testing.trio_tools.schedules import Batches, run_scheduled
+from triolet_testing.sim import SimExecutor, sim_engine
+from triolet_testing.sim_model import EOS, SimModel, expected_tokens
+from triolet_testing.trio_tools.schedules import Batches, run_scheduled
 
 from .shared import audio
 

@@ -12,8 +12,8 @@ import triolet
 from triolet import Engine, EngineConfig, Event, SamplingParams
 from triolet.actors import supervisor
 from triolet.core.events import RequestStarted
-from triolet.testing.sim import SimExecutor, sim_engine
-from triolet.testing.trio_tools.schedules import Batches, run_scheduled
+from triolet_testing.sim import SimExecutor, sim_engine
+from triolet_testing.trio_tools.schedules import Batches, run_scheduled
 
 from ..api.threads import press_in_a_callback
 from ..tracer import Tracer, alone

@@ -17,7 +17,7 @@ from triolet.core import events
 from triolet.core.config import EngineConfig
 from triolet.core.log_lines import LONGEST, one_line
 from triolet.core.trace import TraceChecker
-from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet_testing.sim import SimExecutor, SimWorker, sim_engine
 
 from .shared import Trace, ask
 

@@ -10,7 +10,7 @@ import trio
 from triolet import Engine, EngineConfig
 from triolet.core import events as e
 from triolet.core.overview import FREEING, HELD, IDLE, Overview, RequestLine
-from triolet.testing.sim import sim_engine
+from triolet_testing.sim import sim_engine
 
 from .shared import ask
 

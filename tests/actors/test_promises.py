@@ -30,10 +30,10 @@ from triolet.core.plan import SampledToken
 from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.trace import TraceChecker
-from triolet.testing.clients import SCENARIOS
-from triolet.testing.sim import SimExecutor, sim_engine
-from triolet.testing.simulation import Outcome, simulate
-from triolet.testing.trio_tools.schedules import Batches, Pct, Schedule, Uniform, run_scheduled
+from triolet_testing.clients import SCENARIOS
+from triolet_testing.sim import SimExecutor, sim_engine
+from triolet_testing.simulation import Outcome, simulate
+from triolet_testing.trio_tools.schedules import Batches, Pct, Schedule, Uniform, run_scheduled
 
 SCHEDULES: tuple[Schedule, ...] = (Batches(), Uniform(1), Pct(1), Pct(2))
 

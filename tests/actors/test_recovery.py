@@ -26,8 +26,8 @@ from triolet.actors.messages import Encoded
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
-from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
-from triolet.testing.sim_model import SimModel
+from triolet_testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet_testing.sim_model import SimModel
 
 from .shared import all_returned, ask, audio, prompt
 

@@ -12,8 +12,8 @@ from triolet.core import events
 from triolet.core.errors import PoisonRequest
 from triolet.core.plan import SampledToken, StepPlan
 from triolet.core.request import Request
-from triolet.testing import SimExecutor, sim_engine
-from triolet.testing.sim_model import expected_tokens
+from triolet_testing import SimExecutor, sim_engine
+from triolet_testing.sim_model import expected_tokens
 
 PROMPT = (3, 5, 8)
 LENGTH = 12

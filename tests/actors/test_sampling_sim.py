@@ -12,8 +12,8 @@ from triolet import Engine, EngineConfig, FinishReason, InvalidRequest, Overload
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.plan import StepPlan
-from triolet.testing.sim import SimExecutor, sim_engine
-from triolet.testing.sim_model import SimTokenizer
+from triolet_testing.sim import SimExecutor, sim_engine
+from triolet_testing.sim_model import SimTokenizer
 
 from .shared import TextModel, Trace, all_returned, audio, expected, prompt
 

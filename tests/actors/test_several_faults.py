@@ -22,11 +22,11 @@ from triolet import (
 )
 from triolet.actors.worker import Job
 from triolet.core.power import Power
-from triolet.testing import chaos
-from triolet.testing.chaos import main, play
-from triolet.testing.clients import audio
-from triolet.testing.sim import SECONDS, SimExecutor, SimWorker, sim_engine
-from triolet.testing.sim_model import SimModel
+from triolet_testing import chaos
+from triolet_testing.chaos import main, play
+from triolet_testing.clients import audio
+from triolet_testing.sim import SECONDS, SimExecutor, SimWorker, sim_engine
+from triolet_testing.sim_model import SimModel
 
 from .shared import ask
 

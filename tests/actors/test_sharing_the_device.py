@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from triolet import Engine, EngineError, SamplingParams
 from triolet.actors.worker import Job
 from triolet.core.share import STEPS_PER_ENCODE, TimeShare
-from triolet.testing.sim import SECONDS, SimExecutor, SimWorker, sim_engine
-from triolet.testing.sim_model import SimModel
+from triolet_testing.sim import SECONDS, SimExecutor, SimWorker, sim_engine
+from triolet_testing.sim_model import SimModel
 
 from .shared import audio, prompt
 

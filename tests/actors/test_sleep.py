@@ -22,10 +22,10 @@ from triolet import (
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.power import Power
-from triolet.testing.clients import Client, Scenario
-from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
-from triolet.testing.simulation import simulate
-from triolet.testing.trio_tools.schedules import Uniform, run_scheduled
+from triolet_testing.clients import Client, Scenario
+from triolet_testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet_testing.simulation import simulate
+from triolet_testing.trio_tools.schedules import Uniform, run_scheduled
 
 from .shared import ask, audio, expected, prompt
 

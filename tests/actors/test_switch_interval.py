@@ -1,6 +1,6 @@
 """Real workers: the interpreter switches quickly while a call runs, and as before when it has ended or is abandoned.
 
-The simulation has the same for every way out, with every fault: `triolet.testing.judge`.
+The simulation has the same for every way out, with every fault: `triolet_testing.judge`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from triolet.actors.switch_interval import SHORT, SWITCH_INTERVAL, SwitchInterva
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.core.errors import EngineTeardownError
 from triolet.core.request import Alignment
-from triolet.testing.clients import Client, request_of
-from triolet.testing.sim import SimExecutor, SimInterpreter
-from triolet.testing.sim_model import SimModel
+from triolet_testing.clients import Client, request_of
+from triolet_testing.sim import SimExecutor, SimInterpreter
+from triolet_testing.sim_model import SimModel
 
 from .shared import ask
 

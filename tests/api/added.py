@@ -12,7 +12,8 @@ from attrs import frozen
 
 from triolet import EngineConfig
 from triolet.api.inputs.audio import Samples
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 NAMES = ("voxtral_realtime", "kyutai_speech_to_text")
 SCARCE = EngineConfig(  # pages for less than two long sequences, steps shorter than prompts, room for two encodings

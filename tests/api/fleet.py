@@ -14,7 +14,7 @@ from attrs import define, field
 
 from triolet import Engine, EngineConfig, Engines, ModelSpec
 from triolet.core.residency import ModelState
-from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor, SimWorker, sim_engine
+from triolet_testing.sim import WEIGHTS, DeviceFault, SimExecutor, SimWorker, sim_engine
 
 OPEN, CLOSE = 1.0, 0.1
 """Virtual seconds that a simulated model takes to load, and to go."""

@@ -28,8 +28,8 @@ from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
 from triolet.models.speech.whisper import special_tokens, with_whisper
-from triolet.testing.sim import SimExecutor, SimInterpreter
-from triolet.testing.sim_model import EOS, SimModel, expected_tokens
+from triolet_testing.sim import SimExecutor, SimInterpreter
+from triolet_testing.sim_model import EOS, SimModel, expected_tokens
 
 PATIENCE = 300.0
 """Seconds after which a test that hangs fails; nothing is expected to take long."""

@@ -21,7 +21,8 @@ from PIL import Image
 
 from triolet import Engine, Engines, demo
 from triolet.core.model import Kind
-from triolet.testing import FAMILIES, make_checkpoint
+
+from ..checkpoints.families import FAMILIES, make_checkpoint
 
 EVERY = (*FAMILIES, "whisper")
 TEXT = "a cat on the mat and the dog in the hat saw "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triolet.testing.words import byte_alphabet
+from ..checkpoints.words import byte_alphabet
 
 if TYPE_CHECKING:
     from transformers import WhisperTokenizer

@@ -12,7 +12,7 @@ from triolet.core.aligning import TextDraft, Timed, cut_words
 from triolet.core.model import ModelDescription
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Alignment, EncoderItem
-from triolet.testing.sim_model import START, SimModel
+from triolet_testing.sim_model import START, SimModel
 
 FRAMES = 10
 SECONDS = 0.01  # of a frame

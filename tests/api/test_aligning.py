@@ -17,8 +17,8 @@ from attrs import define, field
 from triolet import ContextLengthExceeded, InvalidRequest, TranscribeOptions, Word
 from triolet.api.inputs.audio import content_key, load_audio
 from triolet.core.request import Alignment
-from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_model import START, expected_alignment
+from triolet_testing.sim import SimExecutor
+from triolet_testing.sim_model import START, expected_alignment
 
 from .films import film_of_two_tracks
 from .hosts import (

@@ -20,7 +20,8 @@ from attrs import evolve
 
 from triolet import ContextLengthExceeded, Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, Transcript
 from triolet.models.networks.ctc_path import best_path
-from triolet.testing import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 TEXTS = (
     " Turn the heating off, please; it's 22 degrees.",

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 
 from triolet import Engine, EngineConfig, InvalidRequest, ToolFormat, demo
 from triolet.models.blueprints.estimate import estimate
-from triolet.testing import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .tool_templates import HERMES
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, chat_template=HERMES)

@@ -20,8 +20,8 @@ import triolet
 from triolet import demo
 from triolet.core.config import EngineConfig
 from triolet.core.request import SamplingParams
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .paper import run
 
 SECONDS = 300

@@ -17,8 +17,8 @@ from triolet import Engine, EngineConfig, EventLog
 from triolet.core import events as e
 from triolet.core.event_lines import line_of, read_events
 from triolet.core.timeline import Record, timeline_of
-from triolet.testing import SCENARIOS, simulate
-from triolet.testing.trio_tools import Uniform
+from triolet_testing import SCENARIOS, simulate
+from triolet_testing.trio_tools import Uniform
 
 from ..properties.test_timeline import check_format
 from .generating import PaperEngine as PaperWriter

@@ -16,8 +16,8 @@ from triolet import InvalidRequest, TranscribeOptions, Turn
 from triolet.api.inputs.audio import content_key, load_audio
 from triolet.core.model import Kind, ModelDescription
 from triolet.core.request import EncoderItem, Placeholder
-from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_model import SimModel, expected_vector
+from triolet_testing.sim import SimExecutor
+from triolet_testing.sim_model import SimModel, expected_vector
 
 from .films import film_of_two_tracks
 from .hosts import HOSTS, Bench, Host, SpeakingModel, ThreadsHost, audio, cancel_one_of_two, on_bench, on_threads_too

@@ -15,7 +15,8 @@ import trio
 
 from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, Turn, demo
 from triolet.models.blueprints.estimate import estimate
-from triolet.testing import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", verify=True)
 LENGTHS = (0.05, 0.8, 0.805, 1.12, 1.13, 6.4, 7.77)  # seconds: less than a chunk, whole chunks, and with some ahead

@@ -22,7 +22,8 @@ from triolet import Engine, EngineConfig, Engines, SamplingParams, SyncEngine, d
 from triolet.core import events
 from triolet.core.event_lines import read_events
 from triolet.core.request import STRUCTURES
-from triolet.testing import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DEMO = "demo"

@@ -16,8 +16,8 @@ import trio.testing
 from attrs import field, frozen
 
 import triolet
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from ..heap import assert_none, garbage
 from .scarcity import ask_until_preempted, settled
 

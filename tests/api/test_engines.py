@@ -38,7 +38,7 @@ from triolet import (
 from triolet.actors.worker import Job
 from triolet.api.residents import RETRY_SECONDS
 from triolet.core.errors import TrioletError
-from triolet.testing.sim import SimWorker
+from triolet_testing.sim import SimWorker
 
 from ..actors.shared import ask
 from .fleet import CLOSE, OPEN, Fleet, crowd, later, settle, states

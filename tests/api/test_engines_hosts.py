@@ -29,7 +29,7 @@ from triolet.actors.worker import Job
 from triolet.api.hosts.current import current_task
 from triolet.api.residents import Resident
 from triolet.core import events
-from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
+from triolet_testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
 from .hosts import (
     HOSTS,

@@ -19,8 +19,8 @@ from triolet import Engines, TrioletError
 from triolet.actors.worker import Job
 from triolet.api import engines as engines_module
 from triolet.api import residents
-from triolet.testing.sim import SimWorker
-from triolet.testing.trio_tools.schedules import Batches, Schedule, Uniform, run_scheduled
+from triolet_testing.sim import SimWorker
+from triolet_testing.trio_tools.schedules import Batches, Schedule, Uniform, run_scheduled
 
 from ..actors.shared import ask
 from ..tracer import Tracer, alone

@@ -11,7 +11,9 @@ import trio
 
 from triolet import CheckpointError, EngineConfig, Engines, ModelSpec, ModelTooLarge, demo
 from triolet.core.residency import ModelState
-from triolet.testing import live_bytes, make_checkpoint
+from triolet_testing import live_bytes
+
+from ..checkpoints.families import make_checkpoint
 
 SMALL = EngineConfig(
     device="cpu", dtype="float32", threads=1, max_running=8, encoder_cache_bytes=16 << 20, drain_seconds=1

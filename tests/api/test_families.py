@@ -14,8 +14,8 @@ from attrs import field, frozen
 
 import triolet
 from triolet.models.checkpoints.loading import read_tokenizer
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from ..models.media import HEARING, PLACEHOLDERS, Checkpoint
 from .scarcity import ask_until_preempted, settled
 

@@ -22,9 +22,9 @@ from triolet.actors.worker import ThreadWorker
 from triolet.api.engines import Engines
 from triolet.core.errors import EngineStateError
 from triolet.models.executor import TorchExecutor
-from triolet.testing import make_checkpoint
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
+from ..checkpoints.families import make_checkpoint
 from .hosts import PATIENCE, UNHURRIED, audio, query
 from .threads import ask, read
 

@@ -18,8 +18,8 @@ from attrs import field, frozen
 
 import triolet
 from triolet.models.architectures.frontends import PairedDeltaMel
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from ..heap import assert_none, garbage
 from .scarcity import settled
 

@@ -37,7 +37,7 @@ from triolet.actors.supervisor import Supervisor
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.power import Power
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
 from .hosts import (
     HOSTS,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from triolet import Completion, Engine, FinishReason, InvalidRequest, SamplingParams, Structure
-from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_model import SimTokenizer
+from triolet_testing.sim import SimExecutor
+from triolet_testing.sim_model import SimTokenizer
 
 from ..actors.shared import TextModel
 from .hosts import (

@@ -19,7 +19,8 @@ from triolet import demo
 from triolet.api.inputs import images
 from triolet.api.inputs.images import load_image
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedImage
-from triolet.testing import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 

@@ -18,7 +18,8 @@ from triolet import demo
 from triolet.api.inputs import lengths, prompts, vectors
 from triolet.api.inputs.lengths import Pause, read_texts
 from triolet.models.architectures import vision
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 CONFIG = triolet.EngineConfig(dtype="float32")
 LONG = "and then the cat saw that one " * 20_000

@@ -14,8 +14,8 @@ from triolet import EncodeFailed, Engine, EngineClosed, EngineConfig, EngineStat
 from triolet.actors.gpu_runner import torch_executor
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples, load_audio
-from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
-from triolet.testing.trio_tools import run_virtually
+from triolet_testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet_testing.trio_tools import run_virtually
 
 from .hosts import Bench, SpeakingModel, ask
 
@@ -124,7 +124,7 @@ def test_a_session_that_waits_hears_of_the_engines_end(bench: Bench) -> None:
 
 def test_a_model_that_reads_no_audio_has_no_live_sessions(bench: Bench) -> None:
     from triolet.core.model import Kind
-    from triolet.testing.sim_model import SimModel
+    from triolet_testing.sim_model import SimModel
 
     bench.executor = SimExecutor(SimModel(kind=Kind.DECODER))
 

@@ -37,7 +37,7 @@ from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.plan import StepPlan
 from triolet.core.request import EncoderItem
-from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet_testing.sim import SimExecutor, SimWorker, sim_engine
 
 from ..actors.shared import TextModel
 from ..heap import (

@@ -42,9 +42,9 @@ from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.encoder import EncoderNetwork
 from triolet.models.networks.whisper import WhisperModel
 from triolet.models.speech.whisper import special_tokens
-from triolet.testing import live_bytes
-from triolet.testing.families import make_checkpoint
+from triolet_testing import live_bytes
 
+from ..checkpoints.families import make_checkpoint
 from ..heap import Births, Level, assert_none, births, expected, garbage, not_theirs
 from ..models.conftest import make_model, save_checkpoint
 

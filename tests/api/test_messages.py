@@ -17,7 +17,8 @@ import triolet
 from triolet.api.inputs.messages import Conversation
 from triolet.core.errors import InvalidRequest
 from triolet.models.architectures.prompts import render_parts, render_texts
-from triolet.testing import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 TEXTS_ALONE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] + '' }}{% endfor %}"
 AS_PYTHON = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"

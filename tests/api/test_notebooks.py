@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from triolet import EngineClosed, EngineStateError, RunnerCrashed, SyncEngine
 from triolet.actors.worker import Job
-from triolet.testing.sim import SimExecutor, SimWorker
+from triolet_testing.sim import SimExecutor, SimWorker
 
 from .hosts import (
     AsyncioHost,

@@ -14,7 +14,8 @@ import transformers
 
 import triolet
 from triolet.api.inputs import vectors
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 TEXTS = ["a cat", "the dog in the hat on the mat", "this", "and then that one saw the cat " * 3]
 CONFIG = triolet.EngineConfig(dtype="float32", verify=True)

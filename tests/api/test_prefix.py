@@ -14,8 +14,8 @@ from attrs import frozen
 from PIL.Image import Image
 
 from triolet import Engine, EngineConfig, SamplingParams
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from ..models.media import Checkpoint, picture
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"

@@ -11,7 +11,8 @@ import trio
 import triolet
 from triolet import EngineConfig, SamplingParams, Speculation, demo
 from triolet.models.native.library import Library
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 

@@ -15,7 +15,7 @@ from triolet.api.speech.options import read_options
 from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.voices import VoiceClusters
 from triolet.core.errors import InvalidRequest
-from triolet.testing.trio_tools import Trial, sweep_program
+from triolet_testing.trio_tools import Trial, sweep_program
 
 from .speech import RATE, PaperVoice, Script, answer, opened, options_of
 

@@ -23,8 +23,8 @@ from triolet.core.plan import StepPlan, StepResult
 from triolet.models.executor import TorchExecutor
 from triolet.models.networks.network import Feed, Record
 from triolet.models.speculation import LookupProposer, clipped
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .test_families import Ask, Reference, scarce
 
 SECONDS = 60  # before a test that hangs fails

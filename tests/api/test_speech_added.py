@@ -16,8 +16,8 @@ from attrs import evolve, field, frozen
 
 from triolet import CheckpointError, Completion, Engine, EngineConfig, InvalidRequest
 from triolet.api.inputs.audio import Samples
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .added import NAMES, SCARCE, Reference
 from .scarcity import ask_until_preempted, settled
 

@@ -17,7 +17,8 @@ from attrs import field, frozen
 import triolet
 from triolet import demo
 from triolet.api.inputs.audio import load_audio
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 RATE = 16_000
 Folder = Callable[[str], Path]

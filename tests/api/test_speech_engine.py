@@ -15,7 +15,7 @@ from hypothesis import settings
 import triolet.demo
 from triolet import Engine, EngineConfig, InvalidRequest
 from triolet.api.inputs.audio import Samples, load_audio
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
 from .hosts import Bench, SpeakingModel, TrioHost
 from .speech import PaperVoice

@@ -19,8 +19,8 @@ from triolet.api.inputs.audio import Samples, load_audio
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.windows import Generated
 from triolet.core.request import FinishReason, Request
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from ..models.media import SPEECH, sound
 from .speech import begin, plain
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from triolet import Engine, EngineConfig, InvalidRequest
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from ..models.media import Checkpoint, sound
 from ..models.towers import REQUESTS, TOWERS
 

@@ -35,9 +35,9 @@ from triolet.actors.worker import Job
 from triolet.api.hosts.trio_thread import TrioThread
 from triolet.api.inputs.audio import load_audio
 from triolet.core import events
-from triolet.testing import make_checkpoint
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
+from ..checkpoints.families import make_checkpoint
 from ..heap import assert_none, garbage
 from .hosts import (
     AsyncioHost,

@@ -20,7 +20,7 @@ import triolet
 from triolet import EngineClosed, EngineError, EngineStateError, InvalidRequest, Word
 from triolet.actors.worker import Job
 from triolet.api.hosts.thread_host import Interrupts, Wait
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
 from ..heap import assert_none, expected, garbage
 from ..tracer import Tracer

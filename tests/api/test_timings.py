@@ -15,7 +15,7 @@ from triolet.api.outputs.streams import FAIR, Deltas, Mailbox
 from triolet.api.outputs.text import Output
 from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason
-from triolet.testing.sim import sim_engine
+from triolet_testing.sim import sim_engine
 
 from .hosts import HOSTS, Bench, SpeakingModel, audio, query
 

@@ -18,7 +18,7 @@ from triolet.core.model import ModelDescription
 from triolet.core.tools import read_tools
 from triolet.models.sampling import grammar
 from triolet.models.sampling.structure import fault_of
-from triolet.testing.sim_model import SimModel
+from triolet_testing.sim_model import SimModel
 
 from ..properties.test_tool_calls import RESPONSE, WRITTEN
 from . import tool_templates

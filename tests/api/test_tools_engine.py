@@ -23,7 +23,7 @@ from triolet import (
     ToolCall,
     ToolFormat,
 )
-from triolet.testing.sim import sim_engine
+from triolet_testing.sim import sim_engine
 
 from .tool_templates import TEMPLATES, make_tool_checkpoint, tool
 

@@ -11,7 +11,8 @@ import soundfile
 
 from triolet import Engine, EngineConfig, demo
 from triolet.api.outputs.results import Word
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 CPU = EngineConfig(dtype="float32", device="cpu")
 

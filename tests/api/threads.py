@@ -62,7 +62,7 @@ from triolet import EngineConfig, SyncEngine
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.engine import Engine
 from triolet.core.events import StageReached
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
 

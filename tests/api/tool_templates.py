@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from triolet.testing import make_checkpoint
+from ..checkpoints.families import make_checkpoint
 
 _LOOP = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
 _END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -38,9 +38,9 @@ from triolet.models.blueprints.passed import PassedComparisons
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import ResourceStack, reachable_tensors, storages
 from triolet.models.native.library import Library
-from triolet.testing.families import make_checkpoint
-from triolet.testing.tensors import live_storages
+from triolet_testing.tensors import live_storages
 
+from ..checkpoints.families import make_checkpoint
 from .media import Checkpoint
 from .texts import SMALL, Driver, Job
 

@@ -21,7 +21,7 @@ from triolet.models.blueprints import read as reading
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.native.library import Library
-from triolet.testing.tensors import live_bytes
+from triolet_testing.tensors import live_bytes
 
 from .conftest import CUDA
 from .texts import start_of

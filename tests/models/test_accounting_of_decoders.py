@@ -14,8 +14,8 @@ from triolet.core.errors import UnsupportedModel
 from triolet.models.attention import graphs
 from triolet.models.blueprints import blueprint
 from triolet.models.executor import TorchExecutor
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .media import PLACEHOLDERS, picture
 from .texts import Job, noise
 

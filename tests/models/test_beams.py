@@ -18,8 +18,8 @@ from triolet.core.errors import RequestTooLarge
 from triolet.core.planning.prefix import prompt_keys
 from triolet.core.request import EncoderItem, FinishReason, LogitRules, Request, SamplingParams
 from triolet.models.executor import TorchExecutor
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .searches import Pump, search
 from .texts import generate, noise
 

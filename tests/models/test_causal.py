@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import EncoderItem, Probe
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .texts import Job, generate, noise
 
 LENGTHS = (1, 5, 23, 40, 70)  # the window of mistral is 16

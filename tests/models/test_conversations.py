@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 from triolet.core.errors import InvalidRequest
 from triolet.core.tools import read_tools
 from triolet.models.architectures.prompts import TextPreparer
-from triolet.testing import make_checkpoint
 
 from ..api import tool_templates
 from ..api.tool_templates import TEMPLATES, tool
+from ..checkpoints.families import make_checkpoint
 from .media import Checkpoint
 
 TOOLS = read_tools([tool("weather", city={"type": "string"}), {"type": "function", "function": {"name": "now"}}])

@@ -20,7 +20,8 @@ from transformers import AutoConfig
 from triolet import EngineConfig, demo
 from triolet.models.blueprints.estimate import estimate
 from triolet.server.command import _Bytes
-from triolet.testing import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 PAGES = (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *(path for path in ROOT.glob("deploy/*") if path.is_file()))

@@ -15,8 +15,8 @@ from triolet import EngineConfig, InvalidRequest, demo
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
-from triolet.testing import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .media import SPEECH
 from .test_budget import BASE, SMOL
 from .test_stored_int8 import compressed

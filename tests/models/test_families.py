@@ -16,10 +16,10 @@ from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import Placeholder
 from triolet.models.architectures.families import find_family
 from triolet.models.checkpoints.turns import Turns
-from triolet.testing.families import FAMILIES, make_checkpoint
-from triolet.testing.frame_families import FRAME_MAKERS
-from triolet.testing.speech_families import SPEECH_MAKERS
 
+from ..checkpoints.families import FAMILIES, make_checkpoint
+from ..checkpoints.frame_families import FRAME_MAKERS
+from ..checkpoints.speech_families import SPEECH_MAKERS
 from .media import PLACEHOLDERS, Checkpoint, make_preparer
 
 MULTIMODAL = tuple(PLACEHOLDERS)

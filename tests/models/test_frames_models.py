@@ -25,8 +25,8 @@ from triolet.core.speech import Ask
 from triolet.models.architectures.frontends import PairedDeltaMel
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
-from triolet.testing.frame_families import FRAME_MAKERS
 
+from ..checkpoints.frame_families import FRAME_MAKERS
 from .texts import SMALL
 
 NAMES = tuple(FRAME_MAKERS)

@@ -20,8 +20,8 @@ from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedMode
 from triolet.core.model import Prepared
 from triolet.models.architectures.conversations import Rendered
 from triolet.models.architectures.prompts import TextPreparer, payload_key
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .media import HEARING, HIDDEN, PLACEHOLDERS, SPEECH, Checkpoint, make_preparer, make_processor, picture, sound
 from .towers import TOWERS
 

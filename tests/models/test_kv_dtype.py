@@ -16,8 +16,8 @@ from triolet.models.blueprints.estimate import estimate
 from triolet.models.executor import TorchExecutor
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .test_alignment import run_alignments
 
 SIXTEEN = pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16"])

@@ -15,7 +15,8 @@ from triolet.models.blueprints import blueprint
 from triolet.models.blueprints.passed import PassedComparisons, comparison_key
 from triolet.models.executor import TorchExecutor
 from triolet.models.machine.cache import CacheFile
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,8 @@ from transformers import (
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import Pooling
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .texts import Job, noise
 
 LENGTHS = (3, 40, 1, 9, 12, 41)

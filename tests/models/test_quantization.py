@@ -17,8 +17,8 @@ from triolet.models.linear.layers import Int8Linear
 from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, quantize_modules
 from triolet.models.machine.devices import computes_in_bfloat16
 from triolet.models.native.library import Library
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .texts import Job, generate, noise
 
 FAMILIES = ("llama", "gemma3")

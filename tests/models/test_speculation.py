@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from triolet.core.config import Speculation
 from triolet.core.plan import Chunk, StepPlan
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .texts import first_step
 
 

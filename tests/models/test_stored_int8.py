@@ -15,8 +15,8 @@ from triolet.core.errors import InvalidRequest, UnsupportedModel
 from triolet.models.checkpoints.turns import TURNS
 from triolet.models.linear.modules import QuantizedLinear, exactly
 from triolet.models.linear.stored import adopt_quantized
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .texts import Job
 
 PROMPT = list(range(3, 20))

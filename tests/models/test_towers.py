@@ -22,8 +22,8 @@ from triolet.models.architectures.text import read_text_checkpoint
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.models.checkpoints.settings import Settings
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .media import Checkpoint, picture, sound
 from .towers import REQUESTS, TOWERS, beside, features
 

@@ -16,8 +16,8 @@ from triolet import EngineClosed, EngineConfig
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.checkpoints import loading
 from triolet.models.checkpoints.turns import Turns, private
-from triolet.testing import FAMILIES, make_checkpoint
 
+from ..checkpoints.families import FAMILIES, make_checkpoint
 from .test_defaults import default_dtype
 
 NET = 300

@@ -25,8 +25,8 @@ from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
 
 from triolet import EngineConfig
-from triolet.testing.sim import SimExecutor
-from triolet.testing.trio_tools.schedules import Batches, Schedule, run_scheduled
+from triolet_testing.sim import SimExecutor
+from triolet_testing.trio_tools.schedules import Batches, Schedule, run_scheduled
 
 from ..actors import shared
 

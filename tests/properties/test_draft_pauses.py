@@ -14,7 +14,7 @@ from triolet.core.plan import SampledToken, StepResult
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.request import Request, SamplingParams
-from triolet.testing.sim_model import SimModel
+from triolet_testing.sim_model import SimModel
 
 LONGEST = 15  # tokens without drafts
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
-from triolet.testing.clients import SCENARIOS, Client, Scenario
-from triolet.testing.simulation import simulate
+from triolet_testing.clients import SCENARIOS, Client, Scenario
+from triolet_testing.simulation import simulate
 
 from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests

@@ -14,9 +14,9 @@ from attrs import evolve
 from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Request
 from triolet.core.trace import ALWAYS_FREED, FREE_FOLLOWS_COMPLETION, NO_PHANTOM
-from triolet.testing.clients import SCENARIOS, Client, Scenario
-from triolet.testing.sim_model import IMAGE, START
-from triolet.testing.simulation import simulate
+from triolet_testing.clients import SCENARIOS, Client, Scenario
+from triolet_testing.sim_model import IMAGE, START
+from triolet_testing.simulation import simulate
 
 from .planting import Killer
 from .test_known_bugs import BOUND_TO_ITSELF, IN_ITS_BOOKS_ALONE, LISTED, Step, assert_caught, encodes, shrunk, step

@@ -18,8 +18,8 @@ from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.pages import PageAllocator
 from triolet.core.planning.planner import Planner
 from triolet.core.request import EncoderItem, Pooling, Request, SamplingParams
-from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_model import SimModel
+from triolet_testing.sim import SimExecutor
+from triolet_testing.sim_model import SimModel
 
 
 def opened(

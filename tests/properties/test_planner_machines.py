@@ -30,9 +30,9 @@ from triolet.core.planning.planner import Planner
 from triolet.core.planning.sequence import STAND_IN, Phase, Sequence
 from triolet.core.request import EncoderItem, Pooling, Probe, Request, SamplingParams
 from triolet.core.trace import TraceChecker
-from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_beams import expected_hypotheses
-from triolet.testing.sim_model import EOS, SimModel, expected_tokens, expected_vector
+from triolet_testing.sim import SimExecutor
+from triolet_testing.sim_beams import expected_hypotheses
+from triolet_testing.sim_model import EOS, SimModel, expected_tokens, expected_vector
 
 from .machines import Machine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from triolet.core.planning.actions import Fail, Finish
 from triolet.core.planning.planner import Planner
 from triolet.core.request import SamplingParams
-from triolet.testing.sim import SimExecutor
+from triolet_testing.sim import SimExecutor
 
 from .test_planner import opened, request, run
 

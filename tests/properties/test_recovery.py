@@ -17,8 +17,8 @@ from triolet.core.planning.actions import Commit, Finish
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.request import Request
-from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_model import SimModel, expected_tokens
+from triolet_testing.sim import SimExecutor
+from triolet_testing.sim_model import SimModel, expected_tokens
 
 from .machines import item
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from triolet.actors.switch_interval import SHORT, SwitchInterval
-from triolet.testing.sim import SimInterpreter
+from triolet_testing.sim import SimInterpreter
 
 pytestmark = pytest.mark.real_time
 

@@ -20,11 +20,11 @@ from triolet.core import events as e
 from triolet.core.errors import InvalidRequest
 from triolet.core.event_lines import event_of, line_of, read_events
 from triolet.core.timeline import Record, Timeline, timeline_of
-from triolet.testing import SCENARIOS, Fault, FaultKind, scenarios, schedules, simulate
-from triolet.testing.faults import ACTORS, OCCASIONS
-from triolet.testing.sim import sim_engine
-from triolet.testing.trio_tools import Uniform
-from triolet.testing.trio_tools.schedules import Schedule
+from triolet_testing import SCENARIOS, Fault, FaultKind, scenarios, schedules, simulate
+from triolet_testing.faults import ACTORS, OCCASIONS
+from triolet_testing.sim import sim_engine
+from triolet_testing.trio_tools import Uniform
+from triolet_testing.trio_tools.schedules import Schedule
 
 from ..actors.shared import ask
 

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from triolet import demo
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from ..models.conftest import make_model, save_checkpoint
 from .openai_client import openai_client
 from .served import Served, served

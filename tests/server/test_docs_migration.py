@@ -16,8 +16,8 @@ from triolet.server.command import models_of, serve
 from triolet.server.endpoints.table import ENDPOINTS
 from triolet.server.schemas.chat import ChatRequest
 from triolet.server.settings import ServerSettings
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .served import served
 
 ROOT = Path(__file__).resolve().parents[2]

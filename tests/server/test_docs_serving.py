@@ -36,8 +36,8 @@ from triolet.server.endpoints.table import ENDPOINTS
 from triolet.server.openapi import openapi
 from triolet.server.schemas import chat, completions, realtime, speech, vectors
 from triolet.server.settings import ServerSettings
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .openai_client import PATIENT_SOCKET
 from .served import PATIENCE, Served, served
 

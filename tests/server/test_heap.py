@@ -9,7 +9,7 @@ import pytest
 from triolet import Engine, EngineConfig
 from triolet.core.events import Event
 from triolet.server.heap import Heap
-from triolet.testing import sim_engine
+from triolet_testing import sim_engine
 
 pytestmark = pytest.mark.real_time
 

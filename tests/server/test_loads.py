@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from triolet.testing import make_checkpoint
-
+from ..checkpoints.families import make_checkpoint
 from .served import Served, served
 
 pytestmark = pytest.mark.real_time

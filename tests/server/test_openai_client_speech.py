@@ -18,8 +18,8 @@ from triolet import Transcript, Word, demo
 from triolet.api.formats.objects import as_verbose_object
 from triolet.api.formats.settings import SubtitleSettings
 from triolet.api.formats.writers import SRT, VTT, WriterSettings, written
-from triolet.testing.families import make_checkpoint
 
+from ..checkpoints.families import make_checkpoint
 from .openai_client import openai_client
 from .served import Served, served
 

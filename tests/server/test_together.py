@@ -10,7 +10,8 @@ import pytest
 import triolet
 from triolet.api.inputs.prompts import Query
 from triolet.server.endpoints.together import streams_together
-from triolet.testing.families import make_checkpoint
+
+from ..checkpoints.families import make_checkpoint
 
 pytestmark = pytest.mark.real_time
 

@@ -18,7 +18,7 @@ from triolet.core.residency import ModelState
 from triolet.server.problems import Refusal
 from triolet.server.view.messages import Message, engine_figures, message, model_figures, public_error, state_message
 from triolet.server.view.watchers import MOST_WATCHERS, Watcher, Watchers
-from triolet.testing.sim import sim_engine
+from triolet_testing.sim import sim_engine
 
 from ..actors.shared import ask
 
