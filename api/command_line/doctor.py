@@ -1,34 +1,51 @@
-"""The command ``triolet doctor``: checks this machine, and says what to do if something is wrong or slow."""
+"""The command ``triolet doctor``: facts of this machine, and what to do where something is wrong or slow."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import json
 import os
 import platform
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from tempfile import TemporaryFile
+from typing import Literal
 
 import click
 import trio
-from attrs import asdict
+from attrs import asdict, frozen
 
 from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import TrioletError
-from . import checks
-from .checks import Finding
 from .devices import Processor, find_devices
 from .pages import Page
-from .terminal import FAILED, OpenEngine, stdout, until_interrupted, write
+from .terminal import FAILED, OpenEngine, gibibytes, stdout, until_interrupted, write
 
-_WIDTH, _INDENT = 80, 21
+State = Literal["ok", "slow", "wrong"]
+
+_LEAST_MEMORY = 1 << 30  # bytes that should be available
+_LEAST_DISK = 2 << 30
+_MATTER = ("torch", "transformers", "tokenizers", "trio", "numpy")
+
+
+@frozen
+class Finding:
+    """One fact of the report. ``advice`` says what to do; it is empty if the state is ``"ok"``."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def judged(name: str, found: str, *faults: tuple[object, State, str]) -> Finding:
+    """The finding for the first of ``faults`` that is there: whether it is, its state, and the advice."""
+    state, advice = next(((state, advice) for there, state, advice in faults if there), ("ok", ""))
+    return Finding(name, state, found, advice)
 
 
 @click.command(
@@ -51,11 +68,13 @@ def doctor(open_engine: OpenEngine, /, *, models: tuple[str, ...], as_json: bool
     MODEL, a checkpoint's folder or hub id, follow the memory that it takes and the length of its context. The exit
     status is 0 if all is well, and 1 if something is wrong or slow.
     """
-    out, found = stdout(), []
+    out, found = stdout(), list[Finding]()
     for finding in (*_examine(open_engine), *map(_model, models)):
         found.append(finding)
         if not as_json:
-            _write(finding, out)
+            write(f"{finding.state:<6} {finding.name:<13} {finding.found}", out)
+            if finding.advice:
+                write(f"{'':20} -> {finding.advice}", out)
     bad = [finding for finding in found if finding.state != "ok"]
     if as_json:
         write(json.dumps({"ok": not bad, "findings": [asdict(finding) for finding in found]}), out)
@@ -64,144 +83,143 @@ def doctor(open_engine: OpenEngine, /, *, models: tuple[str, ...], as_json: bool
     return FAILED if bad else 0
 
 
-def _write(finding: Finding, out: TextIO) -> None:
-    lines = textwrap.TextWrapper(
-        _WIDTH, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
-    )
-    lines.initial_indent = f"{finding.state:<6} {finding.name:<{_INDENT - 8}} "
-    write(lines.fill(finding.found), out)
-    lines.initial_indent = lines.subsequent_indent
-    if finding.advice:
-        write(lines.fill(f"-> {finding.advice}"), out)
-
-
 def _examine(open_engine: OpenEngine) -> Iterator[Finding]:
     """Yields each finding as soon as it is made. Without torch, devices are not checked."""
     yield Finding("python", "ok", f"{platform.python_version()}, triolet {importlib.metadata.version('triolet')}")
     yield from _packages()
-    has_torch = True
+    processor: Processor | None = None
     try:
         processor = Processor.find()
     except (ImportError, OSError) as error:  # torch, or a library that torch needs, is missing
-        has_torch = False
-        yield _unimportable("torch", error)
+        found = f"it cannot be imported ({type(error).__name__}: {error})"
+        yield Finding("torch", "wrong", found, "install it again: pip install --force-reinstall torch")
     else:
         yield from _machine(processor)
-    yield from _audio()
-    yield from _caches()
-    if has_torch:
+    yield _audio()
+    yield from _folders()
+    if processor is not None:
         yield _demo(open_engine)
 
 
-def _packages() -> list[Finding]:
+def _packages() -> Iterator[Finding]:
+    """Compares the versions of packages with the ranges of pyproject.toml; those of an extra only if they are
+    installed."""
     from packaging.requirements import Requirement
 
-    requirements, installed = importlib.metadata.requires("triolet") or [], dict[str, str]()
-    for name in {Requirement(requirement).name for requirement in requirements}:
+    versions, is_ok = dict[str, str](), True
+    for one in map(Requirement, importlib.metadata.requires("triolet") or []):
         with suppress(importlib.metadata.PackageNotFoundError):
-            installed[name] = importlib.metadata.version(name)
-    return checks.check_packages(requirements, installed)
+            versions[one.name] = importlib.metadata.version(one.name)
+        version = versions.get(one.name)
+        if version is None and one.marker is not None:
+            continue
+        if version is None or not one.specifier.contains(version, prereleases=True):
+            is_ok, advice = False, f"pip install '{one.name}{one.specifier}'"
+            found = "is not installed" if version is None else f"{version}; allowed: {one.specifier}"
+            yield Finding("packages", "wrong", f"{one.name} {found}", advice)
+    if is_ok:
+        told = ", ".join(f"{name} {versions[name]}" for name in _MATTER if name in versions)
+        yield Finding("packages", "ok", f"within the ranges of pyproject.toml: {told}")
 
 
-def _unimportable(name: str, error: Exception) -> Finding:
-    found = f"it cannot be imported ({type(error).__name__}: {error})"
-    return Finding(name, "wrong", found, f"install it again: pip install --force-reinstall {name}")
-
-
-def _machine(processor: Processor) -> Iterator[Finding]:
+def _machine(cpu: Processor) -> Iterator[Finding]:
     import torch
 
     from ...actors.switch_interval import SHORT
     from ...models.machine.devices import computes_in_bfloat16
-    from ...models.machine.host import cpu_flags, memory_limit, read_file
+    from ...models.machine.host import INSTRUCTIONS, cpu_flags, memory_limit, read_file
     from ...models.native.library import Library
 
-    backends: Any = torch.backends
-    libraries = {"MKL": backends.mkl.is_available(), "oneDNN": backends.mkldnn.is_available()}
-    yield checks.check_torch(
-        torch.__version__,
-        cuda=torch.version.cuda,
-        sees_cuda=torch.cuda.is_available(),
-        has_nvidia=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
-        libraries={name for name, there in libraries.items() if there},
+    cuda = torch.version.cuda
+    driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    blind = "torch does not find the GPU: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"
+    yield judged(
+        "torch",
+        f"{torch.__version__}, {'CPU build' if cuda is None else f'built for CUDA {cuda}'}",
+        (driver and cuda is None, "slow", "torch cannot use the NVIDIA GPU: install a build for CUDA (pytorch.org)"),
+        (driver and not torch.cuda.is_available(), "wrong", blind),
     )
-    yield from map(checks.check_device, find_devices(processor))
-    yield checks.check_threads(processor.cores, processor.threads, os.environ)
-    yield checks.check_waiting(processor.policy)
-    yield checks.check_switching(sys.getswitchinterval(), SHORT)
+    left_out = "check nvidia-smi; to leave this device out, set CUDA_VISIBLE_DEVICES to the others, or to nothing"
+    for device in find_devices(cpu):
+        found = f"{device.name}: {device.told}{', the default' if device.is_default else ''}"
+        yield judged("device", found, (not device.answers, "wrong", left_out))
+    count, threads = cpu.cores.count, cpu.threads
+    yield judged(
+        "threads",
+        f"{threads} for {count} usable cores of {cpu.cores.reason}",
+        (threads < count, "slow", f"cores are idle: set OMP_NUM_THREADS={count}, or unset it"),
+        (threads > count, "slow", f"threads wait for each other: set OMP_NUM_THREADS={count}, or unset it"),
+    )
+    setting, reason = cpu.policy.setting, cpu.policy.reason
+    spins = setting is None or setting.upper() == "OMP_WAIT_POLICY=ACTIVE"
+    passive = "set OMP_WAIT_POLICY=PASSIVE: threads that spin take the cores from other processes"
+    yield judged("waiting", f"{setting or 'threads spin'}, {reason}", (spins, "slow", passive))
+    switching = f"{sys.getswitchinterval() * 1e3:g} ms; while an engine works at most {SHORT * 1e3:g} ms"
+    yield Finding("switching", "ok", f"{switching}, unless switch_interval='kept'")
     library = Library.load()
-    yield checks.check_native(None if library is None else library.level)
-    yield checks.check_memory(processor.memory, processor.available, memory_limit(read_file))
-    capability = torch.backends.cpu.get_cpu_capability()
-    yield checks.check_instructions(cpu_flags(read_file), capability, bfloat16=computes_in_bfloat16())
+    level = None if library is None else {3: "AVX2", 4: "AVX-512"}.get(library.level, "no instruction set of its own")
+    compiler = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
+    native = "missing: models on the CPU use torch's operations" if level is None else f"present, with {level}"
+    yield judged("native", native, (level is None, "slow", compiler))
+    limit = memory_limit(read_file)
+    bound = "" if limit is None or limit >= cpu.memory else f", {gibibytes(limit)} by the cgroup"
+    left = "" if cpu.available is None else f", {gibibytes(cpu.available)} available"
+    scarce = cpu.available is not None and cpu.available < _LEAST_MEMORY
+    more = "most models need more: end other programs, or raise the container's limit"
+    yield judged("memory", f"{gibibytes(cpu.memory)}{bound}{left}", (scarce, "wrong", more))
+    flags, capability = cpu_flags(read_file), torch.backends.cpu.get_cpu_capability()
+    able = " ".join(sorted(flags & INSTRUCTIONS)) or "none that matter"
+    unused = "sse2" in flags and capability in ("DEFAULT", "NO AVX")
+    vectors = "unset ATEN_CPU_CAPABILITY, or show AVX2 to the virtual machine (qemu: -cpu host)"
+    yield judged(
+        "instructions",
+        f"{able}; torch uses {capability}, {'with' if computes_in_bfloat16() else 'without'} products in bfloat16",
+        (unused, "slow", f"torch uses no vectors here: {vectors}"),
+    )
 
 
-# ---- audio -----------------------------------------------------------------------------------------------------------
-
-
-def _audio() -> Iterator[Finding]:
-    faults = False
-    for name in ("av", "soundfile", "soxr"):
-        try:
-            yield Finding(name, "ok", _version_of(name))
-        except (ImportError, OSError) as error:
-            faults = True
-            yield _unimportable(name, error)
-    if not faults:
-        yield _decoding()
-
-
-def _version_of(name: str) -> str:
-    module: Any = importlib.import_module(name)
-    if name == "av":
-        codec = ".".join(map(str, module.library_versions.get("libavcodec", ())))
-        return f"PyAV {module.__version__}, FFmpeg's libavcodec {codec}"
-    native = f"lib{name.replace('sound', 'snd')}"
-    return f"{name} {module.__version__}, {native} {getattr(module, f'__{native}_version__')}"
-
-
-def _decoding() -> Finding:
+def _audio() -> Finding:
     """Decodes and resamples a recording in each of the formats that the package brings."""
     from ... import demo
-    from ..inputs.audio import load_audio
 
-    files = {sample.path.suffix.removeprefix("."): sample.path for sample in demo.samples()}
-    faults = []
-    for kind, path in sorted(files.items()):
-        try:
+    try:
+        import av
+        import soundfile
+        import soxr
+
+        from ..inputs.audio import load_audio
+
+        files = {sample.path.suffix.removeprefix("."): sample.path for sample in demo.samples()}
+        for path in files.values():
             load_audio(path, sampling_rate=22_050)
-        except TrioletError as error:
-            faults.append(f"{kind}: {error}")
-    advice = "install these again: pip install --force-reinstall av soundfile soxr"
-    return checks.judged("decoding", "; ".join(faults) or ", ".join(sorted(files)), (faults, "wrong", advice))
+    except (ImportError, OSError, TrioletError) as error:
+        advice = "install these again: pip install --force-reinstall av soundfile soxr"
+        return Finding("audio", "wrong", f"{type(error).__name__}: {error}", advice)
+    codec = ".".join(map(str, av.library_versions.get("libavcodec", ())))
+    told = f"PyAV {av.__version__} (libavcodec {codec}), soundfile {soundfile.__version__}, soxr {soxr.__version__}"
+    return Finding("audio", "ok", f"{told}: {', '.join(sorted(files))} are read")
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------------
-
-
-def _caches() -> Iterator[Finding]:
+def _folders() -> Iterator[Finding]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from ...models.machine.cache import CacheFile
 
-    own, hub = str(CacheFile.of_user("").path), str(HF_HUB_CACHE)
-    yield checks.check_cache(own, _write_fault(own))
-    yield checks.check_hub(hub, _write_fault(hub), shutil.disk_usage(_nearest(hub)).free)
-
-
-def _nearest(path: str) -> Path:
-    """The folder itself if it exists, or else the nearest existing folder above it, as far as this user may look."""
-    return next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if os.path.exists(folder))
-
-
-def _write_fault(path: str) -> str:
-    nearest = _nearest(path)
-    if not nearest.is_dir():
-        return f"{nearest} is a file"
-    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"nothing can be written in {nearest}"
-
-
-# ---- the demo --------------------------------------------------------------------------------------------------------
+    compared, needs = "models are compared with transformers at each start: ", "to a folder that can be written to"
+    folders: tuple[tuple[str, State, str, str], ...] = (
+        ("cache", "slow", str(CacheFile.of_user("").path), f"{compared}set XDG_CACHE_HOME {needs}"),
+        ("models", "wrong", HF_HUB_CACHE, f"no model can be downloaded: set HF_HUB_CACHE {needs}"),
+    )
+    for name, state, path, advice in folders:
+        try:
+            os.makedirs(path, exist_ok=True)
+            with TemporaryFile(dir=path):
+                free = shutil.disk_usage(path).free
+        except OSError as error:
+            yield Finding(name, state, f"{path}: it cannot be written to ({error.strerror})", advice)
+        else:
+            room = "few models fit: make room, or set HF_HUB_CACHE to another disk"
+            yield judged(name, f"{path}, {gibibytes(free)} free", (free < _LEAST_DISK, "wrong", room))
 
 
 def _demo(open_engine: OpenEngine) -> Finding:
@@ -209,7 +227,7 @@ def _demo(open_engine: OpenEngine) -> Finding:
     from ... import demo
 
     sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
-    found: list[Finding] = []
+    found = list[Finding]()
 
     async def look() -> int:
         begin = trio.current_time()
@@ -226,15 +244,12 @@ def _demo(open_engine: OpenEngine) -> Finding:
             if is_wrong := text != sample.text:
                 told += f"; it understood {text!r}, and {sample.text!r} was said"
             advice = "this machine or its torch computes wrong numbers: try another build of torch, and report this"
-            found.append(checks.judged("demo", told, (is_wrong, "wrong", advice)))
+            found.append(judged("demo", told, (is_wrong, "wrong", advice)))
         return 0
 
     if trio.run(until_interrupted, look):
         raise KeyboardInterrupt
     return found[0]
-
-
-# ---- models ----------------------------------------------------------------------------------------------------------
 
 
 def _model(name: str) -> Finding:
@@ -253,4 +268,4 @@ def _model(name: str) -> Finding:
     lacks = free is not None and needs.device == "cpu" and needs.total > free
     advice = "give --max-model-len, --kv-dtype bfloat16 or --quantization int8, or free some memory"
     told = f"{log_lines.owners(needs)}. {context.replace('max_positions=', '--max-model-len ')}"
-    return checks.judged(name, told, (lacks, "wrong", advice))
+    return judged(name, told, (lacks, "wrong", advice))
