@@ -1,8 +1,7 @@
 """The command lines of openai/whisper and whisper-ctranslate2, as ``triolet transcribe`` understands them.
 
 The names of their flags have underscores where ours have hyphens, and their switches take True or False. A flag that
-only they have is translated into ours, ignored with a warning, or refused with an explanation; docs/speech.md has the
-table.
+only they have is translated into ours, ignored with a warning, or refused; docs/speech.md has the table.
 """
 
 from __future__ import annotations
@@ -11,67 +10,47 @@ import re
 from collections.abc import Mapping, Sequence
 
 import click
-from attrs import frozen
 
 from .pages import Page
 
 WARNINGS = "triolet.other_programs.warnings"  # in click's `Context.meta`
 _ANY = "*"
 _COUNT = re.compile(r"any|\d[\d,-]*", re.ASCII)  # of speakers
-
-
-@frozen
-class Foreign:
-    """A flag that only the other programs have.
-
-    Args:
-        ours: our flags for each of its values; ``{}`` stands for the value in a flag, and the key ``"*"`` for every
-            value.
-        otherwise: the sentence for all values that ``ours`` lacks.
-        is_ignored: true if such values are ignored, with the sentence as a warning, rather than refused.
-    """
-
-    ours: Mapping[str, str]
-    otherwise: str = "the flag does not have this value"
-    is_ignored: bool = False
-
-
-_OFF = {"False": ""}
-_TOKEN = "no token is needed to find out who speaks; give --speakers"
-_NAMES = "speakers are called A, B and so on; --known-speaker NAME=FILE gives one a name"
 _LIVE = "this command does not read a microphone; use Engine.live in a program"
-_CACHE = "checkpoints are in the cache of the hub; set HF_HUB_CACHE in the environment to move it"
-_WEIGHTS = "the model computes in the types of --dtype, or in int8 on the CPU (--quantization int8)"
-_COMPUTE_TYPES = {
-    **dict.fromkeys(("default", "auto"), ""),
-    **{name: f"--dtype {name}" for name in ("float32", "float16", "bfloat16")},
-    "int8": "--quantization int8",
-    **{f"int8_{name}": f"--quantization int8 --dtype {name}" for name in ("float32", "bfloat16")},
-}
 
-FOREIGN: Mapping[str, Foreign] = {
-    "--model-directory": Foreign({_ANY: "--model {}"}),
-    "--prompt-reset-on-temperature": Foreign({_ANY: "--prompt-reset-temperature {}"}),
-    "--fp16": Foreign({"True": "--dtype auto", "False": "--dtype float32"}),
-    "--vad-filter": Foreign({"True": "--voice-activity skip", "False": "--voice-activity off"}),
-    "--batched": Foreign({"True": "--parallel", "False": "--no-parallel"}),
-    "--compute-type": Foreign(_COMPUTE_TYPES, _WEIGHTS),
-    "--device-index": Foreign({"0": ""}, "give the number with the device, as in --device cuda:1"),
-    "--suppress-blank": Foreign({"True": ""}, "a window never begins with a blank"),
-    "--hf-token": Foreign({"": ""}, _TOKEN, is_ignored=True),
-    "--speaker-num": Foreign({_ANY: "--speakers {}"}),
-    "--speaker-name": Foreign({}, _NAMES, is_ignored=True),
-    "--live-transcribe": Foreign(_OFF, _LIVE),
-    "--local-files-only": Foreign(_OFF, "set HF_HUB_OFFLINE=1 in the environment", is_ignored=True),
-    "--pretty-json": Foreign(_OFF, "JSON has one line for each file", is_ignored=True),
-    "--print-colors": Foreign(_OFF, "texts are written without colors", is_ignored=True),
-    "--model-dir": Foreign({}, _CACHE, is_ignored=True),
-    "--batch-size": Foreign({}, "the engine chooses the sizes of its batches", is_ignored=True),
-    **{
-        f"--live-{name}": Foreign({}, _LIVE, is_ignored=True)
-        for name in ("volume-threshold", "input-device", "input-device-sample-rate")
+TRANSLATED: Mapping[str, Mapping[str, str]] = {
+    "--model-directory": {_ANY: "--model {}"},
+    "--prompt-reset-on-temperature": {_ANY: "--prompt-reset-temperature {}"},
+    "--speaker-num": {_ANY: "--speakers {}"},
+    "--fp16": {"True": "--dtype auto", "False": "--dtype float32"},
+    "--vad-filter": {"True": "--voice-activity skip", "False": "--voice-activity off"},
+    "--batched": {"True": "--parallel", "False": "--no-parallel"},
+    "--compute-type": {
+        **dict.fromkeys(("default", "auto"), ""),
+        **{name: f"--dtype {name}" for name in ("float32", "float16", "bfloat16")},
+        "int8": "--quantization int8",
+        **{f"int8_{name}": f"--quantization int8 --dtype {name}" for name in ("float32", "bfloat16")},
     },
+    "--device-index": {"0": ""},
+    "--suppress-blank": {"True": ""},
+    "--live-transcribe": {"False": ""},
 }
+"""Our flags for the values of theirs. ``"*"`` stands for every value, and ``{}`` for the value in a flag of ours. Other
+values are refused."""
+
+_INSTEAD = {"--device-index": "give --device cuda:1", "--live-transcribe": _LIVE}
+
+IGNORED: Mapping[str, str] = {
+    "--hf-token": "no token is needed to find out who speaks; give --speakers",
+    "--speaker-name": "speakers are called A, B and so on; --known-speaker NAME=FILE gives one a name",
+    "--local-files-only": "set HF_HUB_OFFLINE=1 in the environment",
+    "--pretty-json": "JSON has one line for each file",
+    "--print-colors": "texts are written without colors",
+    "--model-dir": "checkpoints are in the cache of the hub; set HF_HUB_CACHE in the environment to move it",
+    "--batch-size": "the engine chooses the sizes of its batches",
+    **{f"--live-{name}": _LIVE for name in ("volume-threshold", "input-device", "input-device-sample-rate")},
+}
+"""The sentence of the warning for each flag of theirs that has no effect here."""
 
 
 class TranscribeCommand(Page):
@@ -93,37 +72,35 @@ def translated(words: Sequence[str], parameters: Sequence[click.Parameter]) -> t
         if word == "--":
             return [*found, word, *left], warnings
         written, equals, value = word.partition("=")
-        name = f"--{written[2:].replace('_', '-')}" if written.startswith("--") else written
-        name = "--pretty-json" if name == "-p" else name
-        option = options.get(name)
-        if name in FOREIGN:
+        name = written.replace("_", "-") if written.startswith("--") else written
+        option, is_flag = options.get(name), name in options and options[name].is_flag
+        if name in (*TRANSLATED, *IGNORED, "-p"):
             value = value if equals else left.pop(0) if left else ""
-            found += _ours(name, value, FOREIGN[name], warnings)
-        elif option is None:
-            found.append(word)
-        elif option.is_flag and name.startswith("--"):
-            value = value if equals else left.pop(0) if left[:1] in (["True"], ["False"]) else "True"
-            opposite = option.secondary_opts[:1]
-            if value not in ("True", "False"):
-                raise click.UsageError(f"{name}={value}; allowed: {' or '.join([name, *opposite])}")
-            found += [name] if value == "True" else opposite
+            found += _ours("--pretty-json" if name == "-p" else name, value, warnings)
+        elif is_flag and name.startswith("--") and (equals or left[:1] in (["True"], ["False"])):
+            found += _switch(name, value if equals else left.pop(0), options[name].secondary_opts[:1])
         elif name == "--speakers" and not equals and not (left and _COUNT.fullmatch(left[0])):
             found.append("--speakers=any")  # what follows is a file
+        elif option is None or is_flag or equals:
+            found.append(word if option is None else name + equals + value)
         else:
-            found.append(name + equals + value)
-            if not equals and not option.is_flag:
-                found += left[:1]
-                del left[:1]
+            found += [name, *left[:1]]
+            del left[:1]
     return found, warnings
 
 
-def _ours(name: str, value: str, flag: Foreign, warnings: list[str]) -> list[str]:
-    ours = flag.ours.get(value, flag.ours.get(_ANY))
-    if ours is not None:
-        return [word.format(value) for word in ours.split()]
-    if flag.is_ignored:
-        warnings.append(f"{name} {value} has no effect: {flag.otherwise}")
+def _ours(name: str, value: str, warnings: list[str]) -> list[str]:
+    if name in IGNORED:
+        warnings.append(f"{name} {value} has no effect: {IGNORED[name]}")
         return []
-    allowed = ", ".join(filter(None, flag.ours))
-    told = f"{name} {value} is not supported: {flag.otherwise}"
-    raise click.UsageError(told + (f"; allowed: {allowed}" if allowed else ""))
+    ours = TRANSLATED[name].get(value, TRANSLATED[name].get(_ANY))
+    if ours is None:
+        allowed, instead = ", ".join(TRANSLATED[name]), _INSTEAD.get(name, "leave it out")
+        raise click.UsageError(f"{name} {value} is not supported; allowed: {allowed}; {instead}")
+    return [word.format(value) for word in ours.split()]
+
+
+def _switch(name: str, value: str, opposite: list[str]) -> list[str]:
+    if value not in ("True", "False"):
+        raise click.UsageError(f"{name}={value}; allowed: {' or '.join([name, *opposite])}")
+    return [name] if value == "True" else opposite

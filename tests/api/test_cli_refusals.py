@@ -101,7 +101,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--format srt b.wav": "2 outputs of --format srt cannot be written one after the other; give --output-dir DIR",
         "--language klingon": "'klingon' is not a language of Whisper",
         "--language germna": "did you mean german",
-        "--compute_type int16": "--compute-type int16 is not supported: the model computes in the types of --dtype",
+        "--compute_type int16": "--compute-type int16 is not supported; allowed: default, auto, float32",
         "--word_timestamps=maybe": "--word-timestamps=maybe; allowed: --word-timestamps or --no-word-timestamps",
         "- -": "- is given 2 times; standard input can be read only once",
         "y/a.wav -o out -f srt": "the outputs of a.wav and y/a.wav would both be written to out/a.srt; rename one",

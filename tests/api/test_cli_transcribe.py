@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 import soundfile
 
 from triolet.api.command_line.flags import temperatures
-from triolet.api.command_line.other_programs import FOREIGN, translated
+from triolet.api.command_line.other_programs import IGNORED, TRANSLATED, translated
 from triolet.api.command_line.pages import in_flags
 from triolet.api.command_line.transcribe import transcribe
 from triolet.api.command_line.transcribe_job import seconds_of
@@ -220,15 +219,17 @@ def test_the_spelling_of_whisper_and_whisper_ctranslate2_is_understood(theirs: s
     assert translated(theirs.split(), transcribe.params) == (ours.split(), [])
 
 
-@pytest.mark.parametrize("name", [name for name, flag in FOREIGN.items() if "{}" not in str(flag.ours)])
-def test_what_makes_no_sense_here_is_ignored_with_a_warning_or_refused_with_a_sentence(name: str) -> None:
-    flag = FOREIGN[name]
-    if flag.is_ignored:
-        warning = f"{name} whatever has no effect: {flag.otherwise}"
-        assert translated([name, "whatever"], transcribe.params) == ([], [warning])
-    else:
-        with pytest.raises(click.UsageError, match=f"{name} whatever is not supported: {re.escape(flag.otherwise)}"):
-            translated([name, "whatever"], transcribe.params)
+@pytest.mark.parametrize("name", [name for name, ours in TRANSLATED.items() if "{}" not in str(ours)])
+def test_a_value_that_has_no_counterpart_is_refused_with_those_that_have_one(name: str) -> None:
+    allowed = ", ".join(TRANSLATED[name])
+    with pytest.raises(click.UsageError, match=f"^{name} whatever is not supported; allowed: {allowed}; "):
+        translated([name, "whatever"], transcribe.params)
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_what_makes_no_sense_here_is_ignored_with_a_warning(name: str) -> None:
+    warning = f"{name} whatever has no effect: {IGNORED[name]}"
+    assert translated([name, "whatever"], transcribe.params) == ([], [warning])
 
 
 def test_a_script_for_whisper_runs_as_it_is(
@@ -258,7 +259,7 @@ def test_a_script_for_whisper_runs_as_it_is(
 def test_the_table_of_the_documents_has_every_flag_of_the_other_programs() -> None:
     text = (ROOT / "docs/speech.md").read_text(encoding="utf-8")
     shared = {name for name, option in OPTIONS.items() if option.marks & {WHISPER, WHISPER_CT2}}
-    foreign = {name[2:].replace("-", "_") for name in FOREIGN}
+    foreign = {name[2:].replace("-", "_") for name in (*TRANSLATED, *IGNORED)}
     assert {name for name in shared | foreign if f"`--{name}`" not in text} == set()
 
 
