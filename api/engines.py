@@ -177,7 +177,9 @@ class Engines:
         Raises:
             UnknownModel: there is no such model.
         """
-        return self._found(name)
+        if not isinstance(name, str) or name not in self._names:
+            raise UnknownModel(f"there is no model {shown(name)}; allowed: {', '.join(self._names)}")
+        return self._names[name]
 
     def check_fits(self) -> None:
         """Checks that each model that is on this machine can be loaded within ``memory_budget``. Models that would have
@@ -213,13 +215,13 @@ class Engines:
             EngineStateError: this task already uses a model.
             EngineClosed: the block of the engines ends.
         """
-        return self._opened().use(self._found(name))
+        return self._opened().use(self.name_of(name))
 
     @trio.lowlevel.enable_ki_protection
     async def load(self, name: str) -> None:
         """Loads a model unless it is loaded, and returns when the model is ready. A model whose last load failed is
         loaded again at once. Errors are those of `use`."""
-        async with self._opened().use(self._found(name), at_once=True):
+        async with self._opened().use(self.name_of(name), at_once=True):
             pass
 
     @trio.lowlevel.enable_ki_protection
@@ -232,17 +234,12 @@ class Engines:
             EngineStateError: this task uses a model.
             EngineTeardownError: something could not be released in time, or a release failed.
         """
-        await self._opened().unload(self._found(name))
+        await self._opened().unload(self.name_of(name))
 
     def statistics(self) -> Mapping[str, ModelStatistics]:
         """Returns a frozen snapshot of each model, by name."""
         residents, now = self._opened(), anyio.current_time()
         return MappingProxyType({name: _statistics(resident, now) for name, resident in residents.by_name.items()})
-
-    def _found(self, name: str) -> str:
-        if not isinstance(name, str) or name not in self._names:
-            raise UnknownModel(f"there is no model {shown(name)}; allowed: {', '.join(self._names)}")
-        return self._names[name]
 
     def _opened(self) -> Residents:
         """Returns the residents, if the call is within the block and its event loop."""

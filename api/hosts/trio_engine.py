@@ -480,9 +480,9 @@ class TrioEngine:
         completion's tokens, but not of its text unless the request includes special tokens."""
         return TextDeltas(*self._texts_of(request.sampling.skip_special_tokens is not False))
 
-    def token_bytes(self, skip: bool = True) -> TokenBytes:
-        """Returns the bytes of the model's tokens, which all requests with the same ``skip`` share."""
-        return self._texts_of(skip)[0]
+    def token_bytes(self) -> TokenBytes:
+        """Returns the bytes of the model's tokens in texts without special tokens. All requests share them."""
+        return self._texts_of(skip=True)[0]
 
     def _texts_of(self, skip: bool) -> tuple[TokenBytes, frozenset[int]]:
         if skip not in self._texts:

@@ -23,9 +23,9 @@ class CacheFile:
     path: Path
 
     @classmethod
-    def of_user(cls, name: str, environment: Mapping[str, str] = os.environ) -> CacheFile:
+    def of_user(cls, name: str) -> CacheFile:
         """Returns the file ``name`` in the user's cache folder (XDG Base Directory Specification)."""
-        root = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or os.curdir, ".cache")
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME") or os.curdir, ".cache")
         return cls(Path(root) / "triolet" / name)
 
     def read(self) -> dict[str, Any]:
