@@ -7,7 +7,7 @@ WORKERS ?= $(shell nproc)
 USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
 ROOMS ?= core actors models api server
-SOURCES = setup.py core models actors api cluster server bench packages src demo tests benchmarks examples docs/site docs/cards proofs .ci
+SOURCES = setup.py core models actors api server bench packages src demo tests benchmarks examples docs/site docs/cards proofs .ci
 
 # a soak run looks for what no run has found yet; its first line says how to run it again
 ifndef SEED
@@ -31,7 +31,7 @@ $(USABLE): pyproject.toml setup.py constraints.txt $(wildcard native/*)
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-SATELLITES = ./packages/kit ./packages/testing
+SATELLITES = ./packages/kit ./packages/ray ./packages/testing
 
 $(STAMP): $(USABLE) $(wildcard packages/*/pyproject.toml)
 	@echo "adding what tests and linters need to $(VENV), which takes some minutes"
@@ -59,7 +59,7 @@ lint: $(STAMP)
 types: $(STAMP)  ## strict, of the package as it is installed
 	rm -rf build/lib* packages/*/build build/types
 	$(BIN)/python -m pip install --quiet --no-deps --target build/types $(SATELLITES) .
-	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet -p triolet_kit -p triolet_testing
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet -p triolet_kit -p triolet_ray -p triolet_testing
 
 # pages lie as in the repository, so that each link is the same there and here; the package as it is installed, since
 # its folders are mapped
@@ -93,7 +93,7 @@ soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that
 	$(BIN)/python -m triolet_testing.chaos --runs 10000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
 		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
-		tests/models/test_native.py tests/cluster \
+		tests/models/test_native.py packages/ray \
 		-m "not thorough" --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 	$(BIN)/python -m pytest tests -m thorough
 	$(MAKE) mutants SEED=$(SEED)

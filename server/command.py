@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Collection
 from contextlib import nullcontext
+from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,6 @@ from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.checks import shown
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
-from .cluster_options import OPTIONS, Replicas, check_options, cluster_spec
 from .manners.keys import key_fault
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _SECTIONS = {
     "Models": ("models", "aligner", "preload", "memory_budget", "idle_seconds", "chat_template", "tool_format"),
     "How the models run": MODEL,
-    "Replicas on Ray": ("cluster", *OPTIONS),
+    "Replicas on Ray": ("cluster", "replicas", "replica_cpus", "replica_gpus"),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
     "Limits": (
         "max_body_bytes",
@@ -75,7 +76,29 @@ class _Bytes(click.ParamType[int]):
         return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-@click.command(cls=Page, sections=_SECTIONS, examples=_EXAMPLES, short_help="Serve models over HTTP with OpenAI's API.")
+class _Serve(Page):
+    """The command, with the options of the distribution ``triolet-ray`` where it is installed."""
+
+    @cached_property
+    def replicas(self) -> Any:
+        """The module of ``triolet-ray`` for this command; ``None``: it is not installed."""
+        found = entry_points(group="triolet.serve", name="cluster")
+        return next(iter(found)).load() if found else None
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns the options, as click asks."""
+        return [*super().get_params(ctx), *(() if self.replicas is None else self.replicas.OPTIONS)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the command line, as click asks."""
+        if "--cluster" in args and self.replicas is None:
+            raise click.UsageError("--cluster needs the package triolet-ray: pip install triolet-ray", ctx)
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=_Serve, sections=_SECTIONS, examples=_EXAMPLES, short_help="Serve models over HTTP with OpenAI's API."
+)
 @click.argument("model", required=False)
 @click.option(
     "--model", "models", multiple=True, metavar="NAME=MODEL", help="Serve MODEL under the name NAME. May be repeated."
@@ -166,21 +189,6 @@ class _Bytes(click.ParamType[int]):
     is_flag=True,
     help="Run the models as replicas on Ray: on the cluster at $RAY_ADDRESS, or on a Ray that is started here.",
 )
-@click.option(
-    "--replicas",
-    type=Replicas(),
-    metavar="N|N-M",
-    help="The number of replicas of each model: 2, or 2-8 to follow demand. Default: 1.",
-)
-@click.option(
-    "--replica-cpus",
-    type=float,
-    metavar="N",
-    help="The number of cores that Ray reserves for each replica. Default: 1.",
-)
-@click.option(
-    "--replica-gpus", type=float, metavar="N", help="The number of GPUs that Ray reserves for each replica. Default: 0."
-)
 def serve(**given: Any) -> int:
     """Serve models over HTTP in the form of OpenAI's API: speech, text, vectors and live audio, with a page to watch.
 
@@ -195,7 +203,8 @@ def serve(**given: Any) -> int:
     except ImportError as error:
         complain(f"the server needs more packages: pip install 'triolet[server]' ({error})")
         return FAILED
-    check_options(given)
+    if serve.replicas is not None:
+        serve.replicas.check_options(given)
     settings = {name: given[name] for name in fields_dict(ServerSettings) if given.get(name) is not None}
     settings["api_keys"] = _keys(given["api_keys"], given["api_key_file"])
     settings["access_log"] = not given["no_access_log"]
@@ -305,7 +314,7 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
     for name, path in models.items():
         config, folder = EngineConfig(**own[name]), _folder(path)
         if given["cluster"]:
-            specs[name] = cluster_spec(folder, config, given)
+            specs[name] = serve.replicas.cluster_spec(folder, config, given)
         else:
             check_model(str(folder))
             specs[name] = ModelSpec(folder, config=evolve(config, observer=observers.of(name)))

@@ -19,7 +19,7 @@ from triolet.models.speech.names import MODEL_TYPES
 from triolet_testing.sim import sim_engine
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ("core", "models", "actors", "api", "cluster", "server", "src/triolet", "packages", "benchmarks", "tests")
+PACKAGE = ("core", "models", "actors", "api", "server", "src/triolet", "packages", "benchmarks", "tests")
 DOCUMENTS = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import triolet
 import triolet_kit
+import triolet_ray
 import triolet_testing
-from triolet import cluster
 from triolet.core import errors, events
 from triolet_testing import trio_tools
 
@@ -51,7 +51,7 @@ def test_every_public_name_is_in_the_reference_once():
     public |= {f"triolet_testing.{name}" for name in triolet_testing.__all__ if name not in SAME}
     public |= {f"triolet_testing.trio_tools.{name}" for name in trio_tools.__all__}
     public |= {f"triolet_kit.{name}" for name in triolet_kit.__all__}
-    public |= {f"triolet.cluster.{name}" for name in cluster.__all__}
+    public |= {f"triolet_ray.{name}" for name in triolet_ray.__all__}
     found = [name for name in referenced() if not name.startswith("triolet.core.")]
     assert public - set(found) == set()
     assert sorted(found) == sorted(public)

@@ -16,10 +16,10 @@ ROOMS = (
     "actors",
     "api",
     "server",
-    "cluster",
     "src",
     "bench",
     "benchmarks",
+    "packages/ray/triolet_ray",
     "packages/testing/triolet_testing",
 )
 TWICE = re.compile(r"(?<!there )\b(is|are) no\b|\btells?\b|\btold\b|\bbehind\b|\bthat is none\b|\bwhich there is not\b")

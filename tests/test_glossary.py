@@ -14,7 +14,16 @@ from attrs import frozen
 from .test_docs import code_spans, definitions, is_path, read
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("core", "models", "actors", "api", "cluster", "server", "src", "packages/testing/triolet_testing")
+PRODUCT = (
+    "core",
+    "models",
+    "actors",
+    "api",
+    "server",
+    "src",
+    "packages/ray/triolet_ray",
+    "packages/testing/triolet_testing",
+)
 FINE = {
     ("drawn", "api/command_line"),  # of a picture in the terminal
     ("asks", "packages/testing/triolet_testing/trio_tools/hooks.py"),  # of the system, by trio's I/O manager

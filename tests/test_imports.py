@@ -22,17 +22,10 @@ ALLOWED = {
     "actors": {"core", "models", "actors"},
     "api": {"core", "models", "actors", "api", "demo"},
     "bench": {"core", "models", "api", "bench", FACE},
-    "cluster": {"core", "actors", "api", "cluster"},
-    "server": {
-        "core",
-        "actors",
-        "api",
-        "cluster",
-        "demo",
-        "server",
-    },  # the cluster: by its options alone
+    "server": {"core", "actors", "api", "demo", "server"},
     FACE: {"core", "models", "actors", "api", "bench", "server", FACE},
     TESTING: {"core", "models", "actors", "api", "demo"},
+    "packages/ray/triolet_ray": {"core", "actors", "api"},
     "demo": {"demo"},
 }
 ROOMS = {  # which rooms of its own folder each may use; the folder's own files are a room by the folder's name

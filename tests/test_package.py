@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "models", "actors", "api", "bench", "cluster", "server")
+ROOMS = ("core", "models", "actors", "api", "bench", "server")
 DATA = ("demo/checkpoint", "demo/samples", "models/weights", "server/view/page")
 COPY = """
 import sys

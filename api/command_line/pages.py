@@ -78,7 +78,8 @@ def in_flags(message: str) -> str:
     ``--parallel`` for ``parallel=True``, and with commands in place of methods."""
     message = re.sub(r"engine\.(transcribe|generate|embed)(\(\.\.\.\))?", r"triolet \1", message)
     context = click.get_current_context(silent=True)
-    options = [] if context is None else [each for each in context.command.params if isinstance(each, click.Option)]
+    given = [] if context is None else context.command.get_params(context)
+    options = [each for each in given if isinstance(each, click.Option)]
     long = [(each.name, flag) for each in options for flag in each.opts if flag.startswith("--")]
     flags = {name: flag for own, flag in long for name in (own, flag[2:].replace("-", "_"))}
     switches = {

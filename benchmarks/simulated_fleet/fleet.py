@@ -8,7 +8,7 @@ from functools import partial
 
 from attrs import define, field, frozen
 
-from triolet.core.routing import Router
+from triolet_ray.routing import Router
 
 from .load import Load, content
 from .outcome import Played, summary

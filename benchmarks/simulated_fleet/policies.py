@@ -1,4 +1,4 @@
-"""The ways to choose a replica that are compared. Triolet's own is `triolet.core.routing.Router`, unchanged."""
+"""The ways to choose a replica that are compared. Triolet's own is `triolet_ray.routing.Router`, unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from attrs import define
 
-from triolet.core.routing import Router, RoutingLimits
+from triolet_ray.routing import Router, RoutingLimits
 
 _NEVER_BUSY = 1 << 31
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from triolet import Engine, EngineConfig, Engines, ModelSpec, demo
 from triolet.api.command_line.terminal import FAILED
+from triolet.server import command
 from triolet.server.command import KEY_VARIABLE, _keys, _run, by_model, serve
 from triolet.server.listening import CannotListen, Listener
 from triolet.server.server import Server
@@ -77,6 +78,17 @@ def test_a_value_that_cannot_work_is_a_wrong_use(words: list[str], message: str)
     result = CliRunner().invoke(serve, words)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_cluster_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else works."""
+    monkeypatch.setattr(command, "entry_points", lambda **_: ())
+    monkeypatch.delitem(vars(serve), "replicas", raising=False)
+    result = CliRunner().invoke(serve, ["demo", "--cluster", "--replicas", "2"])
+    assert result.exit_code == 2
+    assert "--cluster needs the package triolet-ray: pip install triolet-ray" in " ".join(result.output.split())
+    assert CliRunner().invoke(serve, ["--help"]).exit_code == 0
+    monkeypatch.delitem(vars(serve), "replicas")  # others find what is installed
 
 
 @pytest.mark.real_time  # the port is bound before the model is loaded

@@ -46,7 +46,7 @@ def commands() -> list[str]:
 
 
 def options() -> set[str]:
-    return {name for one in serve.params for name in one.opts if name.startswith("--")}
+    return {name for one in serve.get_params(click.Context(serve)) for name in one.opts if name.startswith("--")}
 
 
 def parsed(arguments: list[str]) -> click.Context:
