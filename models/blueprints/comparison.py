@@ -18,9 +18,9 @@ from torch import Tensor
 from ...core.errors import UnsupportedModel
 from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
-from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.text import TextCheckpoint
 from ..attention.layers import LayerRequest
+from ..checkpoints.modules import ModuleCheckpoint
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
 from ..native.runner import Runner
@@ -36,13 +36,12 @@ _SIMILAR = (17, 13)  # lengths of an encoder's prompts: they share a batch, and 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # relative to the largest number
 _TOLERANCE_OF_INT8 = 0.1  # a quantized input between two values may be rounded to either
 
-Checkpoint = TextCheckpoint | CrossedCheckpoint
 Decoder = CausalNetwork | EncoderDecoderNetwork
 
 
 def compare_decoder(
     network: Decoder,
-    checkpoint: Checkpoint,
+    checkpoint: ModuleCheckpoint,
     dtype: torch.dtype,
     open_native: Callable[[Any], Runner] | None = None,
 ) -> None:
@@ -135,7 +134,7 @@ def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
         raise refusal(f"cannot be run ({type(error).__name__}: {error})") from error
 
 
-def _prompts(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[list[int]]:
+def _prompts(checkpoint: ModuleCheckpoint, lengths: Sequence[int]) -> list[list[int]]:
     """Returns prompts with tokens from all over the vocabulary, but without multimodal placeholders."""
     config = checkpoint.config
     special = {getattr(config, name) for name in vars(config) if name.endswith(("token_id", "token_index"))}
@@ -229,7 +228,7 @@ class _Witness:
     """Checks that each layer calls attention once in a step, with the sizes and window that the KV was allocated
     for."""
 
-    checkpoint: Checkpoint
+    checkpoint: ModuleCheckpoint
     layers: list[int] = field(init=False, factory=list)
 
     def hear(self, request: LayerRequest) -> None:
@@ -265,7 +264,7 @@ class _Witness:
         self.layers.clear()
 
 
-def _check_numbers(module: torch.nn.Module, expected: list[Tensor], checkpoint: Checkpoint) -> None:
+def _check_numbers(module: torch.nn.Module, expected: list[Tensor], checkpoint: ModuleCheckpoint) -> None:
     """Refuses the model if its own results are no numbers, and names the weights that are to blame."""
     if all(bool(row.isfinite().all()) for row in expected):
         return
@@ -278,7 +277,7 @@ def _check_numbers(module: torch.nn.Module, expected: list[Tensor], checkpoint: 
 def _compare(
     expected: list[Tensor],
     found: list[Tensor],
-    checkpoint: Checkpoint,
+    checkpoint: ModuleCheckpoint,
     dtype: torch.dtype,
     how: str,
     *,
@@ -292,5 +291,5 @@ def _compare(
             )
 
 
-def _refusal(checkpoint: Checkpoint, reason: str) -> UnsupportedModel:
+def _refusal(checkpoint: ModuleCheckpoint, reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"{checkpoint.architecture} in {checkpoint.folder} {reason}; allowed: {checkpoint.allowed}")

@@ -34,7 +34,8 @@ class TransformerModel:
         assert module is not None, "the model is released"
         moved: dict[int, Tensor] = {}  # by the identity of the original: modules may share a tensor
         for each in module.modules():
-            for held in (each._parameters, each._buffers, vars(each)):
+            holders: tuple[dict[str, Any], ...] = (each._parameters, each._buffers, vars(each))
+            for held in holders:
                 for key, value in list(held.items()):
                     if isinstance(value, Tensor):
                         if id(value) not in moved:
