@@ -184,22 +184,23 @@ class SamplingParams:
         max_tokens: the largest number of tokens to generate, at least 1; ``None``: up to the model's last position.
         min_tokens: end-of-text and stop tokens are not sampled before so many tokens. Stop strings may end the text
             earlier.
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        temperature: 0 always takes the likeliest token; otherwise logits are divided by it.
         top_p: sample only from the smallest set of likeliest tokens whose total probability reaches this value, in (0,
             1]; 1 is off.
         top_k: sample only from the k likeliest tokens; 0 is off.
         min_p: sample only from tokens at least ``min_p`` times as likely as the likeliest token, 0 to 1; 0 is off.
-        repetition_penalty: divides the logits of all tokens of the prompt and the output that are positive, and
-            multiplies those that are negative; 0.001 to 1,000; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
+        repetition_penalty: above 1, tokens of the prompt and the output become less likely, 0.001 to 1,000; 1 is off.
+            It divides their logits if these are positive, and multiplies them if negative (Keskar et al. 2019, "CTRL",
+            section 4.1).
         presence_penalty: subtracted from the logit of each token that the output already has, -2 to 2; 0 is off.
         frequency_penalty: subtracted from a token's logit once for each occurrence of the token in the output, -2 to 2;
             0 is off.
-        logit_bias: a mapping from token id to the number that is added to the token's logit, up to a million either
-            way; kept as pairs.
+        logit_bias: the number that is added to the logit of a token, up to a million either way. A mapping by token id,
+            kept as pairs.
         seed: sampling is keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
             ``None`` each request gets a fresh seed when it is made, reported in ``Usage.seed``.
-        stop: one string, or up to 64 strings, that end the text. The text is cut before the first of them. Each has up
-            to 1,024 characters.
+        stop: end the output before this text. One string, or up to 64 of them, each of up to 1,024 characters; the
+            first that is written counts.
         stop_token_ids: tokens that end the request, in addition to the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
         logprobs: report the log-probabilities of so many of the likeliest tokens, 0 to 20, in addition to that of the
@@ -208,7 +209,7 @@ class SamplingParams:
         n: the number of completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a
             seed derived from ``seed``, see `sibling`. With temperature 0 all completions are the same.
         structure: the form that the output must have; ``None``: any form. See `Structure`.
-        beam_size: 2 to 256: beam search with so many beams, as transformers' ``num_beams``; 1: no beam search. Beam
+        beam_size: search with so many beams, up to 256, as transformers' ``num_beams``; 1: no beam search. Beam
             search requires temperature 0, and excludes ``structure``, ``stop`` and ``logprobs``. It returns the ``n``
             best hypotheses, the best first.
         length_penalty: a beam search ranks hypotheses by the sum of their log-probabilities over ``length **
@@ -217,7 +218,7 @@ class SamplingParams:
             times ``beam_size``; 1 is transformers' ``early_stopping=True``. ``None``: it ends with ``beam_size``
             hypotheses, as soon as the best beam would not be among them if it ended now. This is
             ``early_stopping=False``.
-        skip_special_tokens: True: leave special tokens out of the text. False: write them as the vocabulary spells
+        skip_special_tokens: leave special tokens out of the text. False: write them as the vocabulary spells
             them, except for the one that ends the text. ``None``: False for a request with tools, since some models
             mark tool calls with special tokens; else True.
 

@@ -6,6 +6,8 @@ openai/whisper's command.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +15,7 @@ import attrs
 import click
 
 from ...core.errors import InvalidRequest
-from ..speech.options import OPTIONS, TranscribeOptions, sentences
+from ..speech.options import OPTIONS, TranscribeOptions
 from .pages import folders, languages
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -46,9 +48,18 @@ class Number(click.ParamType[Any]):
             self.fail(f"{value!r}; allowed: {allowed}", param, ctx)
 
 
+def sentences(settings: type) -> dict[str, str]:
+    """The first sentence about each field in the docstring of ``settings``, without backticks and quotation marks."""
+    text = inspect.cleandoc(settings.__doc__ or "")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    firsts = {name: re.split(r"(?<=\.) (?=[A-Z`])", " ".join(entry.split()))[0] for name, entry in entries}
+    known = attrs.fields_dict(settings)
+    return {name: re.sub('[`"]', "", one[0].upper() + one[1:]) for name, one in firsts.items() if name in known}
+
+
 def speech_options(command: Command) -> Command:
     """Adds the flags to ``command``, which gets each value under the name of its option."""
-    told = sentences()
+    told = sentences(TranscribeOptions)
     for attribute in reversed(attrs.fields(TranscribeOptions)):
         command = _option(attribute, told[attribute.name])(command)
     return command

@@ -1,4 +1,4 @@
-"""The flags of ``triolet generate`` that become `SamplingParams`, with the defaults of its fields."""
+"""The flags of ``triolet generate`` that become `SamplingParams`, with the defaults and the sentences of its fields."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from attrs import fields_dict
+from attrs import Attribute, fields_dict
 
 from ...core.request import SamplingParams, Structure
-from .flags import Number
+from .flags import Number, sentences
 from .given import check_readable, checked_text
 from .pages import FILE
 from .terminal import WrongFile
@@ -19,38 +19,8 @@ from .terminal import WrongFile
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FORM = ("schema", "regex", "choices", "grammar")
-_HELP = {
-    "max_tokens": "The most tokens to write. Default: up to the model's last position.",
-    "min_tokens": "The fewest tokens to write.",
-    "temperature": "How freely tokens are sampled. 0: always the likeliest token.",
-    "top_p": "Sample from the fewest tokens that together have this probability. 1: off.",
-    "top_k": "Sample from this many of the likeliest tokens. 0: off.",
-    "min_p": "Leave out tokens with less than this share of the likeliest token's probability. 0: off.",
-    "repetition_penalty": "Above 1, tokens of the prompt and the output become less likely. 1: off.",
-    "presence_penalty": "Above 0, tokens that were written become less likely. 0: off.",
-    "frequency_penalty": "Above 0, tokens become less likely each time they are written. 0: off.",
-    "logit_bias": "Add NUMBER to the logit of token ID. May be repeated.",
-    "seed": "The seed of sampling. The same seed gives the same tokens.",
-    "stop": "End the output before this text. May be repeated.",
-    "stop_token_ids": "Ids of tokens that end the output, besides the model's own. Commas separate them.",
-    "ignore_eos": "Do not end the output at the model's end-of-text token.",
-    "logprobs": "Write the log-probabilities of the N likeliest tokens. Needs --json or --json-lines.",
-    "beam_size": "Search with this many beams, and write the best text. 1: off.",
-    "length_penalty": "Above 0, beam search prefers longer texts.",
-    "patience": "Beam search ends after --beam-size times this number of texts. Default: when no text can improve.",
-    "skip_special_tokens": "Leave special tokens out of the text. Default: on.",
-}
-SAMPLING = tuple(_HELP)
-_KINDS: dict[str, dict[str, Any]] = {
-    "max_tokens": {"type": int, "metavar": "N", "show_default": False},
-    "logit_bias": {"multiple": True, "metavar": "ID=NUMBER", "show_default": False},
-    "stop": {"multiple": True, "metavar": "TEXT", "show_default": False},
-    "stop_token_ids": {"metavar": "ID,ID", "type": Number(int, several=True), "show_default": False},
-    "ignore_eos": {"is_flag": True, "show_default": False},
-    "logprobs": {"type": int, "metavar": "N", "show_default": False},
-    "patience": {"type": Number(float), "show_default": False},
-    "skip_special_tokens": {"show_default": False},
-}
+SAMPLING = tuple(name for name in fields_dict(SamplingParams) if name not in ("n", "structure"))
+_REPEATED = {"logit_bias": "ID=NUMBER", "stop": "TEXT"}
 
 
 def sampling_options(command: Command) -> Command:
@@ -74,13 +44,23 @@ def sampling_options(command: Command) -> Command:
         click.option("--json-schema", "schema", **FILE, help="Write JSON that follows the JSON schema in FILE."),
     ):
         command = option(command)
-    for name, told in reversed(_HELP.items()):
-        flag = f"--{name.replace('_', '-')}"
-        if name == "skip_special_tokens":
-            flag += f"/--no-{flag[2:]}"
-        settings = {"default": fields_dict(SamplingParams)[name].default, "show_default": True, **_KINDS.get(name, {})}
-        command = click.option(flag, name, help=told, **settings)(command)
+    told = sentences(SamplingParams)
+    for name in reversed(SAMPLING):
+        command = _option(fields_dict(SamplingParams)[name], told[name])(command)
     return command
+
+
+def _option(attribute: Attribute[Any], told: str) -> Callable[[Command], Command]:
+    name, default, kind = attribute.name, attribute.default, str(attribute.type)
+    flag = f"--{name.replace('_', '-')}"
+    if name in _REPEATED:
+        return click.option(flag, name, multiple=True, metavar=_REPEATED[name], help=f"{told} May be repeated.")
+    if kind.startswith("bool"):
+        switch = flag if default is False else f"{flag}/--no-{flag[2:]}"
+        return click.option(switch, name, is_flag=True, default=default, help=told)
+    number = Number(float if kind.startswith("float") else int, several=default == ())
+    shown = isinstance(default, int | float)
+    return click.option(flag, name, type=number, default=default, show_default=shown, help=told)
 
 
 def sampling_of(given: dict[str, Any]) -> SamplingParams:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -446,15 +445,6 @@ OF_MODELS = SAMPLING | {
 }
 """The options that not all models have; `SpeechFacts.options` names those of a model."""
 OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(TranscribeOptions)}
-
-
-def sentences() -> dict[str, str]:
-    """Returns the first sentence about each option in the docstring of `TranscribeOptions`, without backticks and
-    quotation marks. The command's help shows these sentences."""
-    text = inspect.cleandoc(TranscribeOptions.__doc__ or "")
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
-    firsts = {name: re.split(r"(?<=\.) (?=[A-Z`])", " ".join(entry.split()))[0] for name, entry in entries}
-    return {name: re.sub('[`"]', "", firsts[name][0].upper() + firsts[name][1:]) for name in OPTIONS if name in firsts}
 
 
 def read_options(given: Mapping[str, Any]) -> TranscribeOptions:

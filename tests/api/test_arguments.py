@@ -21,9 +21,10 @@ from triolet import (
     TranscribeOptions,
 )
 from triolet.api.arguments import GenerateArguments, LiveArguments, SamplingArguments, TranscribeArguments
+from triolet.api.command_line.flags import sentences
 from triolet.api.inputs.prompts import Query
 from triolet.api.live.options import OF_TRANSCRIPTIONS, LiveOptions
-from triolet.api.speech.options import OPTIONS, sentences
+from triolet.api.speech.options import OPTIONS
 from triolet.core.config import ELSEWHERE
 from triolet.server.schemas.speech import TranscriptionForm
 
@@ -46,7 +47,7 @@ def test_every_option_is_typed_and_no_other(typed: Any, taken: set[str]) -> None
 def test_every_option_of_a_transcription_is_explained_wherever_it_is_taken() -> None:
     """In the docstring, of which the command's help is made; on the page on live sessions; in the server's form."""
     page = (Path(__file__).parents[2] / "docs" / "speech_live.md").read_text(encoding="utf-8")
-    assert tuple(sentences()) == tuple(OPTIONS)
+    assert tuple(sentences(TranscribeOptions)) == tuple(OPTIONS)
     assert set(re.findall(r"`(\w+)`", page)) >= LIVE
     assert {option.form for option in OPTIONS.values() if option.form} <= set(TranscriptionForm.model_fields)
 
