@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -136,25 +136,14 @@ def transcribe(
     """
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
-    found_model = _model(model)
-    config = config_of(others, observer=trace)
-    given = given_options(context)
-    helpers = {name: given.pop(name) for name in ("aligner", "diarizer") if name in given}
-    if "diarizer" in helpers:
-        given["diarizer"] = ()  # turns without a speaker, so that the other options are checked
-    options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
+    found_model, config = _model(model), config_of(others, observer=trace)
+    options, helpers = _options(context, others)
     subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
     formats = formats_of(_ALIASES.get(style, style))
     _check_output(files, formats, folder, subtitles, has_words=options.get("timestamps") == "word")
-    _check_language(options.get("language"))
     check_model(found_model, transcribes=True)
     for helper in helpers.values():
         check_model(helper)
-    for name, file in options.get("known_speakers", {}).items():
-        if (fault := file_fault(file)) is not None:
-            raise click.UsageError(f"--known-speaker {name}={file}: {fault}")
-    if "aligner" in helpers and options.get("timestamps") != "word":
-        raise click.UsageError("--aligner finds the times of words; give --word-timestamps, too")
     readable = _readable(files)
     if not readable:
         return FAILED
@@ -164,37 +153,44 @@ def transcribe(
             destination: Destination = to_folder(folder, formats, subtitles)
         else:  # for all files together: with several, each line names its file
             destination = standard_output(stdout(), files, formats[0], subtitles, progress.clear)
-        job = Job(
-            names=readable,
-            destination=destination,
-            progress=progress,
-            options=options,
-            parallel_when_long="parallel" not in given and options.get("prefix") is None,
-            at_once=at_once,
-            names_requests=config.observer is not None,
-        )
-        opening, work = partial(open_engine, found_model, config), job.run
-        for name, helper in helpers.items():
-            open_helper = partial(open_engine, helper, attrs.evolve(config, observer=None))
-            work = partial(_with_helper, job, name, open_helper, work)
+
+        async def work(engine: Any) -> int:
+            async with AsyncExitStack() as stack:
+                for name, helper in helpers.items():
+                    opening = open_engine(helper, attrs.evolve(config, observer=None))
+                    options[name] = await stack.enter_async_context(opening)
+                job = Job(
+                    names=readable,
+                    destination=destination,
+                    progress=progress,
+                    options=options,
+                    at_once=at_once,
+                    names_requests=trace is not None,
+                )
+                return await job.run(engine)
+
+        opening = partial(open_engine, found_model, config)
         status = run(opening, work, trace, verbose=bool(verbose), clear=progress.clear)
     return status or (FAILED if len(readable) < len(files) else 0)
 
 
-async def _with_helper(
-    job: Job,
-    name: str,
-    open_helper: Callable[[], AbstractAsyncContextManager[Any]],
-    run: Callable[[Any], Awaitable[int]],
-    engine: Any,
-) -> int:
-    """Runs ``job`` with another engine, which is the option ``name``: an aligner or a diarizer."""
-    async with open_helper() as helper:
-        job.options = {**job.options, name: helper}
-        return await run(engine)
-
-
 # ---- the arguments ---------------------------------------------------------------------------------------------------
+
+
+def _options(context: click.Context, others: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options of the transcriptions, and the models of the options that are other engines."""
+    given = given_options(context)
+    helpers: dict[str, str] = {name: given.pop(name) for name in ("aligner", "diarizer") if name in given}
+    if "diarizer" in helpers:
+        given["diarizer"] = ()  # turns without a speaker, so that the other options are checked
+    options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
+    _check_language(options.get("language"))
+    for name, file in options.get("known_speakers", {}).items():
+        if (fault := file_fault(file)) is not None:
+            raise click.UsageError(f"--known-speaker {name}={file}: {fault}")
+    if "aligner" in helpers and options.get("timestamps") != "word":
+        raise click.UsageError("--aligner finds the times of words; give --word-timestamps, too")
+    return options, helpers
 
 
 def _model(name: str | None) -> str:

@@ -60,8 +60,8 @@ class Job:
         names: paths; "-" is standard input.
         destination: the `Destination` of the transcripts.
         progress: shows how far the files are.
-        options: the options of the transcriptions, by name.
-        parallel_when_long: true: transcribe a file of more than `PARALLEL_SECONDS` in parallel.
+        options: the options of the transcriptions, by name. Unless they say how, a file of more than
+            `PARALLEL_SECONDS` is transcribed in parallel.
         at_once: the number of files that are transcribed together, and held in memory.
         names_requests: true: name requests after their files, for followers of the engine.
     """
@@ -70,7 +70,6 @@ class Job:
     destination: Destination
     progress: Progress
     options: Mapping[str, Any]
-    parallel_when_long: bool
     at_once: int
     names_requests: bool
     engine: Any = field(default=None, init=False)
@@ -165,7 +164,7 @@ class Job:
 
     async def _options(self, name: str, source: str | bytes) -> dict[str, Any]:
         options = dict(self.options)
-        if self.parallel_when_long:
+        if "parallel" not in options and options.get("prefix") is None:
             seconds = await trio.to_thread.run_sync(seconds_of, source, abandon_on_cancel=True)
             if seconds is not None and seconds > PARALLEL_SECONDS:
                 options["parallel"] = True
