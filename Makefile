@@ -18,7 +18,7 @@ endif
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/cards/*.md docs/internals/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
 
-.PHONY: demo test stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
+.PHONY: demo test core stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools warns at every editable installation of mapped folders of a folder named like the package: there is none.
@@ -46,6 +46,13 @@ demo: $(USABLE)  ## transcribe the shipped recordings with the shipped checkpoin
 test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones take over from busy ones; a hang fails
 	@scratch=$$(mktemp -d); trap "rm -rf $$scratch" EXIT; $(BIN)/python -m pytest --basetemp $$scratch/run \
 		-o faulthandler_exit_on_timeout=true --numprocesses $(WORKERS) --dist worksteal
+
+core:  ## what core/ decides, alone, in an environment with attrs, Hypothesis and pytest: under a minute from nothing
+	@test -x .venv-core/bin/pytest || ($(PYTHON) -m venv .venv-core && .venv-core/bin/pip install --quiet \
+		--constraint constraints.txt attrs hypothesis pytest)
+	@mkdir -p build/core/triolet && ln -sfn $(CURDIR)/core build/core/triolet/core
+	@PYTHONPATH=build/core .venv-core/bin/pytest tests/properties/core -q -W error --import-mode=importlib \
+		--rootdir . -c /dev/null --confcutdir .
 
 stubborn: $(STAMP)  ## tests whose order the machine chooses, N times each beside a process that spins: how many passed
 	@$(BIN)/python -c 'while True: pass' & spins=$$!; trap "kill $$spins" EXIT; $(BIN)/python -m pytest $(ONLY) \
@@ -123,5 +130,5 @@ clients:  ## OpenAI's client for Node.js, for the tests marked node
 	npm ci --prefix tests/server/node
 
 clean:
-	rm -rf $(VENV) build packages/*/build dist site .cache *.egg-info src/*.egg-info packages/*/*.egg-info tests/server/node/node_modules \
+	rm -rf $(VENV) .venv-core build packages/*/build dist site .cache *.egg-info src/*.egg-info packages/*/*.egg-info tests/server/node/node_modules \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,8 +24,8 @@ from triolet_testing.simulation import simulate
 from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests
 from . import test_recovery
+from .core.test_ledger import LedgerMachine
 from .planting import Killer, engine_test, planted, verdict
-from .test_ledger import LedgerMachine
 from .test_planner_machines import PlannerMachine
 
 Fault = tuple[str, str, str]  # the function, the fragment of its source, and the mistake in its place

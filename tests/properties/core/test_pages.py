@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from triolet.core.planning.pages import CrossSlots, PageAllocator
 
-from .machines import Machine
+from ..machines import Machine
 
 KEYS = ("a", "b", "c", "d")
 

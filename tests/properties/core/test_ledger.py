@@ -17,7 +17,7 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, State
 from triolet.core.ledger_values import Decisions
 
-from .machines import Machine, item
+from ..machines import Machine, item
 
 KEYS = ("a", "b", "c", "d")
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 9}

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.residency import Decision, Grant, Load, ModelState, Refuse, Residency, Size, Unload
 
-from .machines import Machine
+from ..machines import Machine
 
 NAMES = ("a", "b", "c", "d")
 IDLE, RETRY = 5.0, 2.0

@@ -1,6 +1,6 @@
 """Every sequence of events on small ledgers: what Hypothesis samples, here in full.
 
-    python -m pytest tests/properties/test_exhaustive.py -s
+    python -m pytest tests/properties/core/test_exhaustive.py -s
 
 prints how many sequences were covered, and to which depth. Sequences that lead to the same state are followed on from
 once, since what a ledger does next depends on its state alone; the search goes on until no event leads to a new state,
@@ -27,7 +27,7 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, State
 from triolet.core.ledger_values import Decisions
 
-from .machines import item
+from ..machines import item
 
 DEPTH = 12
 SHALLOW = 8

@@ -9,10 +9,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from triolet import InvalidRequest, SamplingParams
 from triolet.core.beam_pages import BeamPages, pages_of_beams, prompt_pages
 from triolet.core.beams import BeamSearch, BeamSettings, Candidate
+from triolet.core.errors import InvalidRequest
 from triolet.core.plan import Hypothesis
+from triolet.core.request import SamplingParams
 
 END = 0
 

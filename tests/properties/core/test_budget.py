@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, invariant, rule
 from triolet.core.budget import Account, Budget
 from triolet.core.errors import Overloaded, RequestTooLarge
 
-from .machines import Machine
+from ..machines import Machine
 
 CAPACITY = 100
 SIZES = st.integers(0, CAPACITY + 20)
