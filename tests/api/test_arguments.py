@@ -89,7 +89,7 @@ def test_a_device_that_is_like_none_of_ours_is_answered_with_what_is_allowed(giv
         (lambda: ModelSpec("a model", alias=("a",)), "is not an option of ModelSpec; did you mean aliases?"),
         (
             lambda: Speculation(zzz=4),
-            "zzz= is not an option of Speculation; allowed: tokens, draft, match, most_running",
+            "zzz= is not an option of Speculation; allowed: tokens, match, most_running",
         ),
     ],
 )

@@ -64,7 +64,7 @@ def test_scenarios_meet_what_they_are_named_after(name, meets):
     [
         ("preemption", "preemptions"),
         ("shared prefix", "tokens_cached"),
-        ("preemption among images", "tokens_accepted"),
+        ("shared prefix", "tokens_accepted"),
         ("preemption among images", "preemptions"),
         ("preemption among images", "tokens_cached"),
         ("pooling with images", "tokens_cached"),

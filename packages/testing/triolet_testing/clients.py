@@ -280,7 +280,7 @@ _ALL = (
         clients=(
             Client(images=(3, 1), prompt=_TWO_IMAGES, max_tokens=6),
             Client(images=(3, 2), prompt=_TWO_IMAGES, arrives=0.33, max_tokens=2),
-            Client(images=(3, 1), prompt=(*_TWO_IMAGES, 7), arrives=0.9),
+            Client(images=(3, 1), prompt=(*_TWO_IMAGES, 10), arrives=0.9),
         ),
         model=_READS_IMAGES,
         config=_SPECULATES,
