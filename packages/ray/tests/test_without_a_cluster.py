@@ -14,6 +14,14 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import ApplicationStatus
 
 from triolet import EngineConfig
+<<<<<<< ours
+=======
+from triolet.actors.messages import End, Failed
+from triolet.cluster import deployment
+from triolet.cluster.backend import RayBackend, _Attempt
+from triolet.cluster.deployment import Deployment, Running
+from triolet.cluster.replica import Replica
+>>>>>>> theirs
 from triolet.core.errors import CheckpointError, EngineClosed, EngineError
 from triolet.core.request import Request
 from triolet_ray import deployment
@@ -75,6 +83,18 @@ def test_a_replica_whose_engine_has_ended_says_so() -> None:
     asyncio.run(run())
 
 
+def test_a_request_that_reaches_an_engine_that_is_stopping_ends_with_its_refusal() -> None:
+    refusal, ends = EngineClosed("it is stopping"), list[End]()
+
+    def submit(*_: object) -> None:
+        raise refusal
+
+    replica = Asked()
+    replica._supervisor = SimpleNamespace(submit=submit)  # type: ignore[assignment]
+    replica._submit(Request(id="r", prompt_token_ids=(1,), max_tokens=1), SimpleNamespace(end=ends.append))  # type: ignore[arg-type]
+    assert ends == [Failed(refusal)]
+
+
 async def ended_token() -> trio.lowlevel.TrioToken:
     """Of a loop that has ended, when it is used."""
     return trio.lowlevel.current_trio_token()
@@ -107,7 +127,7 @@ def test_what_one_replica_of_several_cannot_load_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "serve", tells(ApplicationStatus.RUNNING))
     handle = Handle([], [None], [None, CheckpointError("not on this machine")])
-    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
+    running = Running(DEPLOYED, handle, None, register=None)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="not on this machine"):
         running.describe()
     assert handle.told == []
@@ -118,7 +138,7 @@ def test_replicas_that_serve_gives_up_after_they_were_ready_are_told_at_once(mon
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "serve", tells(ApplicationStatus.DEPLOY_FAILED))
     handle = Handle([])
-    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
+    running = Running(DEPLOYED, handle, None, register=None)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="the replicas cannot be started: it ended"):
         running.describe()
     assert handle.told == []
@@ -128,7 +148,7 @@ def test_a_handle_that_never_hears_of_the_replicas_is_an_error(monkeypatch: pyte
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_ASK_SECONDS", 0.1)
     handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: [None]))
-    running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
+    running = Running(DEPLOYED, handle, None, register=None)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"2 replicas were ready, but fewer answered within 0.1 s"):
         running.describe()
 
@@ -161,7 +181,7 @@ def test_a_deployment_has_ended_when_its_processes_have(monkeypatch: pytest.Monk
     monkeypatch.setattr(deployment, "are_left", are_left)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_BOOKS_SECONDS", 0.0)
-    assert Running(DEPLOYED, (), None, register=None)._deleted(60.0)  # type: ignore[arg-type]
+    assert Running(DEPLOYED, None, None, register=None)._deleted(60.0)  # type: ignore[arg-type]
     assert (applications.deleted, looks, left) == (["a", "a-quarantine"], [-1, -1, -1], [])
 
 
@@ -176,8 +196,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def leave() -> None:
         one.left += 1
 
-    quarantine = SimpleNamespace(shutdown=lambda: None)
-    one.running = Running(DEPLOYED, (), quarantine, register=None)  # type: ignore[arg-type]
+    handle = SimpleNamespace(shutdown=lambda: None)
+    one.running = Running(DEPLOYED, handle, handle, register=None)  # type: ignore[arg-type]
     monkeypatch.setattr(deployment, "time", SimpleNamespace(monotonic=lambda: one.now, sleep=sleep))
     monkeypatch.setattr(deployment, "serve", Serve(0))
     monkeypatch.setattr(deployment, "are_left", lambda _: one.now < one.gone)
