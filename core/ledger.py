@@ -36,6 +36,8 @@ from .ledger_values import (
 from .ordered import Ordered
 from .request import EncoderItem
 
+_ANEW = frozenset({State.ABSENT, State.FREEING})  # the states in which an acquire needs bytes of its own
+
 
 @define(eq=False)
 class EncoderLedger:
@@ -50,23 +52,23 @@ class EncoderLedger:
 
     capacity: int
     batch_size: BatchSize = field(factory=lambda: BatchSize(1 << 62))
-    taken: int = 0
     _entries: dict[str, Entry] = field(factory=dict)
+    _bytes: dict[State, int] = field(init=False)  # ``capacity`` by state; ABSENT: the bytes that no entry takes
     _reserved: Ordered[str] = field(factory=Ordered)  # entries to encode, in the order of their dispatch
     _halves: deque[tuple[str, ...]] = field(factory=deque)  # halves of failed batches: reserved too, dispatched first
     _idle: OrderedDict[str, float] = field(factory=OrderedDict)  # key -> idle since; oldest first
-    _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but acquires wait for them
-    _freeing: int = 0  # bytes of entries that are being freed
-    _held: int = 0  # number of held entries
     _waits: dict[Hold, Wait] = field(factory=dict)
     _waiting: Ordered[Hold] = field(factory=Ordered)  # in the order in which they will be served
     _awaited: Counter[str] = field(factory=Counter)  # how many acquires wait for each key
-    _lacking: dict[str, int] = field(factory=dict)  # bytes of the awaited keys that are absent or being freed
-    _lacking_bytes: int = 0
+    _lacking: int = 0  # the bytes that the awaited keys need anew
     _now: float = 0.0  # the time of the last fact that had one
     _draft: Decisions = field(factory=Decisions)
     _closed: bool = False
     _counters: LedgerCounters = field(factory=LedgerCounters)
+
+    @_bytes.default
+    def _all_free(self) -> dict[State, int]:
+        return dict.fromkeys(State, 0) | {State.ABSENT: self.capacity}
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -142,8 +144,8 @@ class EncoderLedger:
     def evict_idle(self, *, now: float, idle_seconds: float) -> Decisions:
         """Frees the entries that have been idle for ``idle_seconds`` and that no acquire waits for."""
         self._now = now
-        while self._idle and next(iter(self._idle.values())) + idle_seconds <= now:
-            self._evict_oldest(self._idle)
+        while (key := self._oldest_idle()) is not None and self._idle[key] + idle_seconds <= now:
+            self._evict(key)
         return self._decide()
 
     def generation_lost(self) -> Decisions:
@@ -183,7 +185,13 @@ class EncoderLedger:
         """The time since which the oldest idle entry that no acquire waits for is idle; ``None``: there is no such
         entry.
         """
-        return next(iter(self._idle.values()), None)
+        key = self._oldest_idle()
+        return None if key is None else self._idle[key]
+
+    @property
+    def taken(self) -> int:
+        """The number of bytes of all entries."""
+        return self.capacity - self._bytes[State.ABSENT]
 
     def entries(self) -> dict[str, tuple[State, tuple[str, ...], int]]:
         """Returns the state, the holders and the size in bytes of every entry, by key."""
@@ -194,7 +202,7 @@ class EncoderLedger:
         without a reservation.
         """
         coming = {key for key, entry in self._entries.items() if entry.state not in RESIDENT}
-        return frozenset(coming | self._lacking.keys())
+        return frozenset(coming | {key for key in self._awaited if self.state(key) in _ANEW})
 
     def waiting(self) -> tuple[Hold, ...]:
         """Returns the waiting acquires, in the order of service."""
@@ -207,17 +215,14 @@ class EncoderLedger:
 
     def statistics(self) -> LedgerStatistics:
         """Returns a snapshot of the ledger's figures."""
-        bytes_by_state = {state.value: 0 for state in State if state is not State.ABSENT}
-        for entry in self._entries.values():
-            bytes_by_state[entry.state.value] += entry.item.size
         return LedgerStatistics(
             capacity=self.capacity,
             taken=self.taken,
             entries=len(self._entries),
-            held=self._held,
-            idle=len(self._idle) + len(self._spared),
+            held=sum(bool(entry.holders) for entry in self._entries.values()),
+            idle=len(self._idle),
             waiting=len(self._waits),
-            bytes_by_state=bytes_by_state,
+            bytes_by_state={state.value: size for state, size in self._bytes.items() if state is not State.ABSENT},
             **asdict(self._counters),
         )
 
@@ -235,48 +240,56 @@ class EncoderLedger:
         """Serves waits from the first one on, until one must go on waiting."""
         while (hold := self._waiting.first()) is not None:
             wait, entry = self._waits[hold], self._entries.get(hold.key)
-            if entry is None and self.taken + wait.item.size > self.capacity:
+            if entry is None and self._bytes[State.ABSENT] < wait.item.size:
                 return
             if entry is not None and entry.state is State.FREEING:
                 return  # an entry that is being freed is never used again: its output may be gone already
             self._counters.hits += entry is not None
-            self._stop_waiting(hold)
+            self._wait_no_more(hold)
             self._join(entry or Entry(wait.item, wait.place), wait)
 
     def _make_room(self) -> None:
         """Evicts idle entries, oldest first, until all waits will have room once the runner has dropped these entries.
         An idle entry that acquires wait for is evicted only to make room for the first wait. After the close, all idle
         entries that no acquire waits for are evicted."""
-        while self._idle and (self._closed or self._room_to_come < self._lacking_bytes):
-            self._evict_oldest(self._idle)
+        while (self._closed or self._room_to_come < self._lacking) and (key := self._oldest_idle()) is not None:
+            self._evict(key)
         first = self._waiting.first()
-        while self._spared and first is not None and self._room_to_come < self._waits[first].item.size:
-            self._evict_oldest(self._spared)
+        while self._idle and first is not None and self._room_to_come < self._waits[first].item.size:
+            self._evict(next(iter(self._idle)))
 
     @property
     def _room_to_come(self) -> int:
         """The number of bytes that are free, or will be free when the runner has dropped the entries that are being
         freed.
         """
-        return self.capacity - self.taken + self._freeing
+        return self._bytes[State.ABSENT] + self._bytes[State.FREEING]
 
-    def _evict_oldest(self, idle: OrderedDict[str, float]) -> None:
+    def _oldest_idle(self) -> str | None:
+        """Returns the key of the oldest idle entry that no acquire waits for."""
+        return next((key for key in self._idle if key not in self._awaited), None)
+
+    def _evict(self, key: str) -> None:
         self._counters.evicted += 1
-        self._change(self._entries[next(iter(idle))], Change.EVICT)
+        self._change(self._entries[key], Change.EVICT)
 
     def _wait(self, wait: Wait) -> None:
+        key = wait.hold.key
         self._waits[wait.hold] = wait
         self._waiting.put(wait.hold, wait.place)
-        self._awaited[wait.hold.key] += 1
-        self._refile(wait.item)
+        self._awaited[key] += 1
+        if self._awaited[key] == 1 and self.state(key) in _ANEW:
+            self._lacking += wait.item.size
 
-    def _stop_waiting(self, hold: Hold) -> None:
+    def _wait_no_more(self, hold: Hold) -> None:
         wait = self._waits.pop(hold)
         self._waiting.discard(hold)
         self._awaited[hold.key] -= 1
-        if not self._awaited[hold.key]:
-            del self._awaited[hold.key]
-        self._refile(wait.item)
+        if self._awaited[hold.key]:
+            return
+        del self._awaited[hold.key]
+        if self.state(hold.key) in _ANEW:
+            self._lacking -= wait.item.size
 
     # -- encode batches ----------------------------------------------------------------------------------------------
 
@@ -299,7 +312,6 @@ class EncoderLedger:
     # -- holders -----------------------------------------------------------------------------------------------------
 
     def _join(self, entry: Entry, wait: Wait) -> None:
-        self._held += not entry.holders
         entry.place = min(entry.place, wait.place) if entry.holders else wait.place
         entry.holders[wait.hold.holder] = None
         entry.item = wait.item
@@ -311,7 +323,7 @@ class EncoderLedger:
 
     def _give_back(self, hold: Hold) -> None:
         if hold in self._waits:
-            self._stop_waiting(hold)
+            self._wait_no_more(hold)
             return
         assert self.holds(hold.holder, hold.key), f"{hold.holder} released {hold.key}, which it does not hold"
         entry = self._entries[hold.key]
@@ -321,7 +333,6 @@ class EncoderLedger:
     def _part(self, entry: Entry, holder: str) -> None:
         del entry.holders[holder]
         if not entry.holders:
-            self._held -= 1
             entry.item = evolve(entry.item, payload=None)
 
     # -- the life of an entry ----------------------------------------------------------------------------------------
@@ -334,44 +345,32 @@ class EncoderLedger:
         if new is old:
             return
         entry.state = new
+        self._bytes[old] -= entry.item.size
+        self._bytes[new] += entry.item.size
+        if entry.item.key in self._awaited:
+            self._lacking += entry.item.size * ((new in _ANEW) - (old in _ANEW))
         if old is State.RESERVED:
             self._reserved.discard(entry.item.key)
-        elif old is State.FREEING:
-            self._freeing -= entry.item.size
+        elif old is State.IDLE:
+            del self._idle[entry.item.key]
         self._enter(entry, old, change)
-        self._refile(entry.item)
 
     def _enter(self, entry: Entry, old: State, change: Change) -> None:
+        key = entry.item.key
         if change is Change.ENCODED:
             entry.failed_alone = False
-            self._draft.ready += [Hold(holder, entry.item.key) for holder in entry.holders]
+            self._draft.ready += [Hold(holder, key) for holder in entry.holders]
         match entry.state:
             case State.RESERVED:
-                self._reserved.put(entry.item.key, entry.place)
+                self._reserved.put(key, entry.place)
                 if old is State.ABSENT:
-                    self._entries[entry.item.key] = entry
-                    self.taken += entry.item.size
-                    self._draft.reserved.append((entry.item.key, entry.item.size))
+                    self._entries[key] = entry
+                    self._draft.reserved.append((key, entry.item.size))
+            case State.IDLE:
+                self._idle[key] = self._now
             case State.FREEING:
-                self._freeing += entry.item.size
-                self._draft.free.append(entry.item.key)
+                self._draft.free.append(key)
             case State.ABSENT:
-                del self._entries[entry.item.key]
-                self.taken -= entry.item.size
+                del self._entries[key]
                 if change is not Change.FREED:
-                    self._draft.dropped.append(entry.item.key)
-
-    def _refile(self, item: EncoderItem) -> None:
-        """Files the item's key anew after its state or its waits have changed: as idle, as spared (idle, but awaited),
-        or as lacking room."""
-        key = item.key
-        awaited, state = key in self._awaited, self.state(key)
-        for file, belongs in ((self._idle, not awaited), (self._spared, awaited)):
-            if not (belongs and state is State.IDLE):
-                file.pop(key, None)
-            elif key not in file:
-                file[key] = self._now
-        lacking = item.size if awaited and state in {State.ABSENT, State.FREEING} else 0
-        self._lacking_bytes += lacking - self._lacking.pop(key, 0)
-        if lacking:
-            self._lacking[key] = lacking
+                    self._draft.dropped.append(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import trio
@@ -21,6 +22,7 @@ from triolet import (
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.ledger import EncoderLedger
+from triolet.core.ledger_table import State
 from triolet_testing.sim import SimExecutor, sim_engine
 from triolet_testing.sim_model import EOS, SimModel
 
@@ -186,7 +188,13 @@ async def test_with_verify_a_broken_promise_stops_the_engine_and_is_named(
 ):
     """E2 the other way round: bytes that are given back twice, so that there is room for more than there is room for.
     The request that runs hears at once; the device is given back all the same."""
-    monkeypatch.setattr(EncoderLedger, "taken", property(lambda _: 0, lambda *_: None))
+
+    def gives_all_back(ledger: EncoderLedger, *changed: Any) -> None:
+        change(ledger, *changed)
+        ledger._bytes[State.ABSENT] = ledger.capacity
+
+    change = EncoderLedger._change
+    monkeypatch.setattr(EncoderLedger, "_change", gives_all_back)
 
     async def outsider(engine: Engine) -> None:
         with pytest.raises(EngineClosed):

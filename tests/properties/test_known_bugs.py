@@ -141,7 +141,7 @@ def test_e2_the_reuse_of_an_idle_entry_takes_its_bytes_again():
     taken_twice = (
         "core.ledger:EncoderLedger._serve",
         "self._counters.hits += entry is not None\n",
-        "self.taken += entry.item.size if entry is not None and entry.state is State.IDLE else 0\n",
+        "self._bytes[State.ABSENT] -= entry.item.size if entry is not None and entry.state is State.IDLE else 0\n",
     )
     assert_caught(ledger(acquire("a"), dispatch, encodes, leaves("r0"), acquire("a")), "books balance", taken_twice)
 
@@ -202,8 +202,11 @@ def test_e6_an_entry_evicted_and_reserved_again_before_it_is_freed():
     """
     forgotten = (
         "core.ledger:EncoderLedger._enter",
-        "            self._freeing += entry.item.size\n",
-        "            del self._entries[entry.item.key]\n            self.taken -= entry.item.size\n",
+        "            self._draft.free.append(key)\n",
+        "            self._draft.free.append(key)\n"
+        "            del self._entries[key]\n"
+        "            self._bytes[State.FREEING] -= entry.item.size\n"
+        "            self._bytes[State.ABSENT] += entry.item.size\n",
     )
     unasked = (
         "core.ledger:EncoderLedger.freed",
@@ -256,7 +259,8 @@ LISTED = (
     "    if entry.state is State.RESERVED and not entry.holders:\n"
     "        self._reserved.discard(hold.key)\n"
     "        entry.state = State.IDLE\n"
-    "        return self._refile(entry.item)\n"
+    "        self._idle[hold.key] = self._now\n"
+    "        return\n"
     "    self._change(entry, Change.RELEASE)\n",
 )
 

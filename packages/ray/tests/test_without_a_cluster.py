@@ -14,14 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import ApplicationStatus
 
 from triolet import EngineConfig
-<<<<<<< ours
-=======
 from triolet.actors.messages import End, Failed
-from triolet.cluster import deployment
-from triolet.cluster.backend import RayBackend, _Attempt
-from triolet.cluster.deployment import Deployment, Running
-from triolet.cluster.replica import Replica
->>>>>>> theirs
 from triolet.core.errors import CheckpointError, EngineClosed, EngineError
 from triolet.core.request import Request
 from triolet_ray import deployment

@@ -27,10 +27,11 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, State
 from triolet.core.ledger_values import Decisions
 
-from ..machines import item
+from ..machines import bytes_by_state, item
 
 DEPTH = 12
 SHALLOW = 8
+ANEW = {State.ABSENT, State.FREEING}  # an acquire of such an entry reserves bytes
 EVENTS = (
     *("ask", "release", "hears", "dispatch", "encoded", "encode failed", "out of memory", "freed", "idle time"),
     *("generation lost", "close"),
@@ -187,6 +188,10 @@ class Play:
         entries = self.ledger.entries()
         assert self.ledger.taken == sum(size for _, _, size in entries.values()), "books balance"
         assert 0 <= self.ledger.taken <= self.ledger.capacity, "books balance"
+        told = self.ledger.statistics().bytes_by_state
+        assert told == bytes_by_state(self.ledger), "books balance: the bytes of each state"
+        needed = {hold.key for hold in self.ledger.waiting() if self.ledger.state(hold.key) in ANEW}
+        assert self.ledger._lacking == sum(self.world.sizes[key] for key in needed), "books balance: what waits need"
         resident = {key for key, (state, _, _) in entries.items() if state in RESIDENT}
         assert resident == set(self.device), "books balance: the device holds what the ledger says"
         for number, phase in self.phases.items():
@@ -234,7 +239,6 @@ class Play:
             tuple(ledger._reserved),
             tuple(half for half in ledger._halves if half),
             tuple(ledger._idle),
-            tuple(ledger._spared),
             tuple(sorted(self.phases.items())),
             tuple(self.encoding),
             tuple(self.freeing),

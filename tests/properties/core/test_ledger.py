@@ -17,7 +17,7 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, State
 from triolet.core.ledger_values import Decisions
 
-from ..machines import Machine, item
+from ..machines import Machine, bytes_by_state, item
 
 KEYS = ("a", "b", "c", "d")
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 9}
@@ -225,7 +225,7 @@ class LedgerMachine(Machine):
         assert self.ledger.taken == sum(size for _, _, size in entries.values()), "books balance: bytes of no entry"
         assert 0 <= self.ledger.taken <= self.ledger.capacity, "books balance: over capacity"
         told = self.ledger.statistics().bytes_by_state
-        assert sum(told.values()) == self.ledger.taken, "books balance: the states' bytes are all"
+        assert told == bytes_by_state(self.ledger), "books balance: the bytes of each state"
         resident = {key: size for key, (state, _, size) in entries.items() if state in RESIDENT}
         assert resident == self.device, "books balance: the device holds what the ledger says"
 
