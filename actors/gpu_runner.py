@@ -13,7 +13,7 @@ from typing import assert_never
 import trio
 from attrs import define, field
 
-from ..core import events, frames
+from ..core import events, tracebacks
 from ..core.config import EngineConfig
 from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.executor import Executor
@@ -119,7 +119,7 @@ class GpuRunner:
         try:
             await self._close()
         except EngineTeardownError as further:
-            cause = frames.without(error, trio.Cancelled)
+            cause = tracebacks.without(error, trio.Cancelled)
             if cause is None:
                 raise
             cause.add_note(str(further))

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from ..core import events, frames, log_lines
+from ..core import events, log_lines, tracebacks
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
@@ -290,11 +290,11 @@ class Supervisor:
             with child.scope:
                 await run(task_status=_Status(child, task_status))
         except BaseException as error:
-            frames.clear_frames(error)  # else the actor's locals would live as long as the error
+            tracebacks.clear_frames(error)  # else the actor's locals would live as long as the error
             if not child.started:
                 self._stop.set()  # at once: other actors may end by the last messages of this one, without a fault
                 raise
-            child.error = frames.without(error, trio.Cancelled) or error
+            child.error = tracebacks.without(error, trio.Cancelled) or error
         finally:
             child.done.set()
         if child.started:
@@ -438,7 +438,7 @@ def more_urgent(
 ) -> BaseException:
     """Returns the error that leaves a block if its nursery raised too. A cancellation of the surroundings, which is an
     instance of ``cancelled``, is dropped in favour of the body's error. A ^C takes precedence over the body's error."""
-    rest = frames.without(nursery_error, cancelled)
+    rest = tracebacks.without(nursery_error, cancelled)
     if rest is None:
         return body_error or nursery_error
     if body_error is not None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import trio
 from attrs import define, field, frozen
 
-from ..core import frames
+from ..core import tracebacks
 from .switch_interval import SWITCH_INTERVAL, SwitchInterval, outlive_forks
 
 
@@ -121,5 +121,5 @@ def run_call(job: Job, call: Call, *args: Any) -> Ended:
         return Ended(job, call(*args), None)
     except BaseException as error:  # noqa: BLE001  (handed to the runner, which decides)
         del call, args  # this frame is in the traceback too, and `clear_frames` cannot clear a running frame
-        frames.clear_frames(error)
+        tracebacks.clear_frames(error)
         return Ended(job, None, error)

@@ -24,7 +24,7 @@ from attrs import define, field
 
 from ..actors.process import Process
 from ..actors.supervisor import leaving, more_urgent
-from ..core import frames, log_lines
+from ..core import log_lines, tracebacks
 from ..core.errors import (
     EngineClosed,
     EngineError,
@@ -324,7 +324,7 @@ class Residents:
                 try:
                     await job(resident)
                 except Exception as caught:  # noqa: BLE001  (raised by the uses that wait, or at the end of the block)
-                    frames.clear_frames(caught)  # the frames hold the engine
+                    tracebacks.clear_frames(caught)  # the frames hold the engine
                     error = caught
         finally:
             resident.scope = None

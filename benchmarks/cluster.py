@@ -29,7 +29,7 @@ from ray.cluster_utils import Cluster as Machines
 from ray.serve._private.common import ReplicaState
 
 from triolet import Engine, EngineConfig, SamplingParams, demo
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 from triolet_ray import Cluster
 
 CONFIG = EngineConfig(device="cpu", threads=1)

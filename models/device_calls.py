@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 
 from ..core.errors import DeviceLost, DeviceOutOfMemory
-from ..core.frames import clear_frames
+from ..core.tracebacks import clear_frames
 from .machine.defaults import defaults_of_a_step
 
 _Executor = TypeVar("_Executor")

@@ -22,10 +22,10 @@ from attrs import define, evolve, field, frozen
 
 from ..core.config import EngineConfig
 from ..core.errors import CheckpointError, EncodeFailed
-from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem
+from ..core.tracebacks import clear_frames
 from .blueprints.blueprint import AnyModel, Blueprint, Parts
 from .blueprints.read import read_blueprint
 from .checkpoints.turns import TURNS

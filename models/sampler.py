@@ -18,7 +18,7 @@ from ..core.beam_pages import Copy
 from ..core.errors import EngineError
 from ..core.plan import SampledToken
 from .memory.encoder_outputs import EncoderOutputs
-from .memory.frames import FrameStates
+from .memory.frame_states import FrameStates
 from .memory.kv import PagedKV
 from .networks.network import Feed, Network
 from .sampling.answers import Answers, Asked, answer, answers_of, draws_of

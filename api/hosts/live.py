@@ -18,7 +18,7 @@ from ..live.endpoints import Endpointer
 from ..live.options import LiveOptions
 from ..live.reader import UtteranceReader
 from ..live.session import LiveTranscription
-from ..live.streamed import StreamReader
+from ..live.streamed_session import StreamReader
 from ..speech.options import TranscribeOptions
 from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field
 
-from ...core.frames import clear_frames
+from ...core.tracebacks import clear_frames
 
 _Result = TypeVar("_Result")
 

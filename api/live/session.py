@@ -33,7 +33,7 @@ from .audio import Ear, read_chunk
 from .endpoints import Endpointer, Reading
 from .options import LiveOptions
 from .reader import Heard, UtteranceReader
-from .streamed import StreamReader
+from .streamed_session import StreamReader
 
 _PIECE = 1.0  # seconds of audio that are heard at once
 

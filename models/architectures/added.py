@@ -21,7 +21,7 @@ from ..checkpoints.turns import TURNS
 from ..machine.defaults import OURS
 from .heard import HeardAudio
 from .prompts import Read
-from .streamed import Chunks, Pieces
+from .streamed_encoder import Chunks, Pieces
 
 _PAD = "[STREAMING_PAD]"
 _WORD = 10  # positions after the audio in which its last word is written, as in mistral_common

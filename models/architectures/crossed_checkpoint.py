@@ -16,8 +16,8 @@ from ..checkpoints.files import file_stamps
 from ..checkpoints.loading import load_part, read_tokenizer
 from ..checkpoints.modules import ModuleCheckpoint
 from ..checkpoints.settings import Settings
-from .crossed import CrossedFamily, find_crossed_family
-from .text import check_float_weights, read_transformers_config
+from .crossed_family import CrossedFamily, find_crossed_family
+from .text_checkpoint import check_float_weights, read_transformers_config
 
 _REFUSED: dict[
     str, tuple[object, ...]

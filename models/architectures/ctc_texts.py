@@ -14,7 +14,7 @@ from ...core.checks import check_characters
 from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens
 from ...core.request import Alignment
-from .frames import FrameItems
+from .frame_family import FrameItems
 from .prompts import tokenize
 
 

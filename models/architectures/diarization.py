@@ -26,7 +26,7 @@ from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
 from ..checkpoints.settings import Settings
 from ..machine.defaults import OwnDefaults
 from .prompts import payload_key
-from .text import check_float_weights, read_transformers_config
+from .text_checkpoint import check_float_weights, read_transformers_config
 
 LOADER = "Nemotron3DiarizationForAudioFrameClassification"
 _WHOLE = "offline"  # the mode in which transformers reads a recording at once

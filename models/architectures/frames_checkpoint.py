@@ -11,8 +11,8 @@ from ..checkpoints.files import file_stamps
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import ModuleCheckpoint
 from ..checkpoints.settings import Settings
-from .frames import FrameFamily, find_frame_family
-from .text import check_float_weights, read_transformers_config
+from .frame_family import FrameFamily, find_frame_family
+from .text_checkpoint import check_float_weights, read_transformers_config
 
 
 @frozen(kw_only=True)

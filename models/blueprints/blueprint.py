@@ -19,14 +19,14 @@ from ..architectures.items import ItemSettings
 from ..checkpoints.files import is_mapped
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
-from ..checkpoints.whisper import Checkpoint, WeightFiles
+from ..checkpoints.whisper_checkpoint import Checkpoint, WeightFiles
 from ..machine.devices import find_kv_dtype
 from ..memory.budget import Available, Budget, KVSizes
-from ..memory.frames import FrameSlots, FrameStates
+from ..memory.frame_states import FrameSlots, FrameStates
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
 from ..memory.slots import CrossKV
-from ..native.crossed import CrossedDecoder
+from ..native.crossed_decoder import CrossedDecoder
 from ..native.decoders import Decoder
 from ..native.library import MOST_THREADS, Library
 from ..native.program import Program
@@ -34,7 +34,7 @@ from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Network
-from ..networks.whisper import WhisperModel
+from ..networks.whisper_model import WhisperModel
 from ..networks.whisper_network import WhisperAligner
 from ..speech.known import with_speech
 from .comparison import LONGEST, compare_decoder

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...core.errors import UnsupportedModel
 from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
-from ..architectures.text import TextCheckpoint
+from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.layers import LayerRequest
 from ..checkpoints.modules import ModuleCheckpoint
 from ..linear.modules import exactly
@@ -69,7 +69,7 @@ def compare_decoder(
         if not own.decoder._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let the engine replace its attention")
         own.attach("eager")  # transformers' exact implementation
-        expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.frames`
+        expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.tracebacks`
         own.attach()
         _check_numbers(own.model.module, expected, checkpoint)
         found = _read(witnessed, prompts, outputs, witnesses)

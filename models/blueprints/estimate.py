@@ -18,15 +18,15 @@ from ...core.config import EngineConfig
 from ...core.plan import DeviceMemory
 from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
-from ..checkpoints.whisper import WhisperShape
+from ..checkpoints.whisper_checkpoint import WhisperShape
 from ..memory.budget import Available
-from ..native.crossed import MODEL_TYPES as CROSSED_TYPES
+from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
 from .blueprint import NATIVE_ROWS
 from .read import AnyBlueprint, read_blueprint
-from .text import TextBlueprint
-from .whisper import WhisperBlueprint
+from .text_blueprint import TextBlueprint
+from .whisper_blueprint import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")

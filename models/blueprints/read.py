@@ -13,19 +13,19 @@ from ..architectures.conversations import replace_template
 from ..architectures.crossed_checkpoint import read_crossed_checkpoint
 from ..architectures.diarization import read_diarizer_checkpoint
 from ..architectures.frames_checkpoint import read_frame_checkpoint
-from ..architectures.text import TextCheckpoint, read_text_checkpoint
+from ..architectures.text_checkpoint import TextCheckpoint, read_text_checkpoint
 from ..checkpoints.files import read_config, resolve
 from ..checkpoints.settings import Settings
 from ..checkpoints.turns import TURNS
-from ..checkpoints.whisper import is_whisper, read_checkpoint
+from ..checkpoints.whisper_checkpoint import is_whisper, read_checkpoint
 from ..machine.devices import find_device, find_dtype
 from ..memory.budget import check_sizes
 from ..native.library import Library
-from .crossed import CrossedBlueprint
-from .diarizer import DiarizerBlueprint
-from .frames import FrameBlueprint
-from .text import TextBlueprint
-from .whisper import WhisperBlueprint
+from .crossed_blueprint import CrossedBlueprint
+from .diarizer_blueprint import DiarizerBlueprint
+from .frame_blueprint import FrameBlueprint
+from .text_blueprint import TextBlueprint
+from .whisper_blueprint import WhisperBlueprint
 
 AnyBlueprint = WhisperBlueprint | CrossedBlueprint | FrameBlueprint | DiarizerBlueprint | TextBlueprint
 

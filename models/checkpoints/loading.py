@@ -1,6 +1,6 @@
 """Loads modules of transformers, turns its errors into ours, and copies results so that they share no storage.
 
-Whisper's weights are read by name in `triolet.models.networks.whisper` instead.
+Whisper's weights are read by name in `triolet.models.networks.whisper_model` instead.
 """
 
 from __future__ import annotations

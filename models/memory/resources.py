@@ -17,7 +17,7 @@ from attrs import field, frozen, mutable
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...core.frames import clear_frames
+from ...core.tracebacks import clear_frames
 
 
 class Holder(Protocol):

@@ -85,7 +85,7 @@ class Runner:
             positions: the largest number of positions of a sequence.
         """
         # No ctypes arrays, since their types are in reference cycles. No comprehensions, since they are closures, see
-        # `core.frames`.
+        # `core.tracebacks`.
         count, inner, operations = len(program.widths), list[Tensor](), program.operations()
         table, buffers, turns = bytearray(count * sizeof(BufferData)), list[BufferData](), bytearray()
         for index, width in enumerate(program.widths):

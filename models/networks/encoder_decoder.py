@@ -2,7 +2,7 @@
 
 The encoder is transformers' own, including its attention. One call of the decoder feeds all chunks of a step, flattened
 into rows. The call passes a dummy encoder output of one row, since our attention function reads the slot of each row's
-sequence instead (`triolet.models.attention.crossed`).
+sequence instead (`triolet.models.attention.cross_attention`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
 from ...core.request import EncoderItem
-from ..architectures.crossed import CrossedFamily, Forward, told
-from ..architectures.frames import FrameFamily
-from ..attention.crossed import CROSSED, CrossCall, WriteCall, register_crossed
+from ..architectures.crossed_family import CrossedFamily, Forward, told
+from ..architectures.frame_family import FrameFamily
+from ..attention.cross_attention import CROSSED, CrossCall, WriteCall, register_crossed
 from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedStep
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.module import TransformerModel, forwards
 from ..memory.slots import CrossStep
-from ..native.crossed import CrossedDecoder
+from ..native.crossed_decoder import CrossedDecoder
 from .network import CrossedNetwork, Feed
 
 

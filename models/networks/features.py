@@ -6,7 +6,7 @@ import torch
 from attrs import field, mutable
 from torch import Tensor
 
-from ..checkpoints.whisper import FeatureSettings
+from ..checkpoints.whisper_checkpoint import FeatureSettings
 from .mel import mel_filters
 
 _FLOOR = 1e-10  # the least power before log10, so that digital silence becomes -10

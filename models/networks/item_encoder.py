@@ -8,7 +8,7 @@ from attrs import field, fields_dict, frozen
 from torch import Tensor
 
 from ...core.request import EncoderItem
-from ..architectures.streamed import AudioPiece, hear_on
+from ..architectures.streamed_encoder import AudioPiece, hear_on
 from ..memory.encoder_states import EncoderState, EncoderStates
 from ..memory.module import TransformerModel
 

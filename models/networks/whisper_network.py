@@ -28,7 +28,7 @@ from ..memory.slots import CrossStep
 from ..native.runner import Runner
 from .features import LogMel
 from .network import CrossedNetwork, Feed
-from .whisper import WhisperModel
+from .whisper_model import WhisperModel
 
 
 @frozen(kw_only=True, eq=False)

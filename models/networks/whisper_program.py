@@ -8,7 +8,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional
 
-from ..checkpoints.whisper import Activation, WhisperShape
+from ..checkpoints.whisper_checkpoint import Activation, WhisperShape
 from ..native.library import ACTIVATIONS, Ending
 from ..native.panels import Panels
 from ..native.program import MULTIPLE, Attention, Normed, Program
@@ -56,7 +56,7 @@ def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
     program, width, heads = Program(), shape.width, shape.decoder_heads
     inner = decoder.layers[0].feed_forward.widen.outputs
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
-    queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure here, see `core.frames`
+    queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure here, see `core.tracebacks`
     widened = program.buffer(inner)
     program.look_up(hidden, decoder.tokens, 1.0, decoder.positions.clone())
     for layer, query in zip(decoder.layers, queries, strict=True):

@@ -9,11 +9,11 @@ from attrs import evolve
 
 from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
-from ..architectures.frames import frame_model_types
+from ..architectures.frame_family import frame_model_types
 from .placed import PlacedSpeech, find_manner
 from .plain import plain_speech
 from .prompted import canary_speech, cohere_speech
-from .streamed import PacedSpeech, frame_speech
+from .streamed_speech import PacedSpeech, frame_speech
 
 Make = Callable[[ModelDescription, Any], SpeechModel]
 """Makes the speech model of a description and a checkpoint, which has ``folder``, ``config`` and ``tokenizer``."""

@@ -27,7 +27,7 @@ from triolet.actors.worker import Call, Deliver, Job, run_call
 from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.models.speech.whisper import special_tokens, with_whisper
+from triolet.models.speech.whisper_speech import special_tokens, with_whisper
 from triolet_testing.sim import SimExecutor, SimInterpreter
 from triolet_testing.sim_model import EOS, SimModel, expected_tokens
 

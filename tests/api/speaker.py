@@ -18,7 +18,7 @@ from triolet.core.model import ModelDescription
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import FinishReason, Request
 from triolet.core.speech import SpeechFacts
-from triolet.models.speech.whisper import LEAD, WhisperSpeech
+from triolet.models.speech.whisper_speech import LEAD, WhisperSpeech
 
 from .speech import DE, EN, LANGUAGES, NO_TIMESTAMPS, RATE, SPECIAL, START, STEP
 from .speech import describe as described

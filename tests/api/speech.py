@@ -30,7 +30,7 @@ from triolet.api.speech.windows import Generated
 from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription, WhisperTokens
 from triolet.core.request import FinishReason, Request
-from triolet.models.speech.whisper import with_whisper
+from triolet.models.speech.whisper_speech import with_whisper
 
 EOS, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS, BEGIN = range(256, 266)
 RATE, WINDOW = 16_000, 480_000

@@ -33,7 +33,7 @@ from triolet.api.arguments import TranscribeArguments
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import WhisperTokens
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 from triolet_testing import live_bytes
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8, verify=True)

@@ -22,7 +22,7 @@ from triolet import Engine, EngineConfig, SamplingParams
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 
 from .random_whisper import random_whisper
 

@@ -27,7 +27,7 @@ from triolet.api.live.options import read_live_options
 from triolet.api.live.session import LiveTranscription
 from triolet.api.speech.words import TextWord
 from triolet.core.speech import Ask, Detection, Draft, Sound, WindowCut
-from triolet.models.speech.whisper import WhisperSpeech
+from triolet.models.speech.whisper_speech import WhisperSpeech
 from triolet_testing.trio_tools import run_virtually
 
 from .speaker import WORD, Speaker, describe, int16, name, speech

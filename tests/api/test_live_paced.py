@@ -23,7 +23,7 @@ from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
 from triolet.api.live.endpoints import Reading
 from triolet.api.live.options import read_live_options
-from triolet.api.live.streamed import StreamReader
+from triolet.api.live.streamed_session import StreamReader
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.reader import WindowReader
 from triolet.api.speech.recipe import Recipe

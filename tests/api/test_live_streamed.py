@@ -17,7 +17,7 @@ import triolet
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
 from triolet.api.live.options import read_live_options
-from triolet.models.architectures.streamed import Chunks, Pieces, hear_on
+from triolet.models.architectures.streamed_encoder import Chunks, Pieces, hear_on
 from triolet.models.blueprints.estimate import estimate
 
 from .speech import PaperVoice

@@ -40,8 +40,8 @@ from triolet.models.architectures.vision import QwenVision
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.encoder import EncoderNetwork
-from triolet.models.networks.whisper import WhisperModel
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.networks.whisper_model import WhisperModel
+from triolet.models.speech.whisper_speech import special_tokens
 from triolet_testing import live_bytes
 
 from ..checkpoints.families import make_checkpoint

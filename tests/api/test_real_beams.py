@@ -16,7 +16,7 @@ from transformers.generation import GenerationMixin
 
 import triolet
 from triolet.api.inputs.audio import load_audio
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 
 REAL = os.environ.get("TRIOLET_REAL", "")
 SEARCHES = (

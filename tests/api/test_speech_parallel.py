@@ -18,7 +18,7 @@ from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.windows import Generated
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Request
-from triolet.models.speech.whisper import WhisperSpeech
+from triolet.models.speech.whisper_speech import WhisperSpeech
 
 from .speech import (
     EVERYTHING,

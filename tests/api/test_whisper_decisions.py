@@ -27,7 +27,7 @@ from triolet.core.plan import SampledToken
 from triolet.core.request import EncoderItem, FinishReason, Request
 from triolet.core.speech import Ask, Sound, Span, WindowCut
 from triolet.models.sampling.logits import RuleMasks, SamplerInput, sample_tokens
-from triolet.models.speech.whisper import cut_window
+from triolet.models.speech.whisper_speech import cut_window
 
 from .speech import (
     BEGIN,

@@ -21,7 +21,7 @@ from triolet.api.speech.words import (
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import EncoderItem
 from triolet.core.speech import WordTokens
-from triolet.models.speech.whisper import LEAD
+from triolet.models.speech.whisper_speech import LEAD
 
 from .speech import describe, segment
 

@@ -15,9 +15,9 @@ from transformers import WhisperForConditionalGeneration
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import LogitRules, Probe
 from triolet.models.checkpoints.files import find_weights, read_config, resolve
-from triolet.models.checkpoints.whisper import check_architecture, read_checkpoint
+from triolet.models.checkpoints.whisper_checkpoint import check_architecture, read_checkpoint
 from triolet.models.executor import TorchExecutor
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 
 
 @pytest.fixture
@@ -455,7 +455,7 @@ def test_light_checks_need_no_torch(checkpoint):
     """A bad path is told before torch is imported."""
     code = (
         "import sys; from triolet.models.checkpoints.files import find_weights, read_config, resolve;"
-        "from triolet.models.checkpoints.whisper import check_architecture;"
+        "from triolet.models.checkpoints.whisper_checkpoint import check_architecture;"
         "folder = resolve(sys.argv[1]); check_architecture(folder); find_weights(folder);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

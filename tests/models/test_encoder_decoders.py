@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge, UnsupportedModel
 from triolet.core.model import GenerationRules
 from triolet.core.request import LogitRules, SamplingParams
-from triolet.models.architectures import crossed
+from triolet.models.architectures import crossed_family
 from triolet.models.executor import TorchExecutor
-from triolet.models.native.crossed import CrossedDecoder
+from triolet.models.native.crossed_decoder import CrossedDecoder
 from triolet.models.native.library import Library
 from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
 
@@ -168,7 +168,7 @@ def save_kin(path, like, model_type):
         settings.pop(name)
     made = transformers.AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(0)
-    loader = crossed.find_crossed_family(model_type).loader
+    loader = crossed_family.find_crossed_family(model_type).loader
     model = getattr(transformers, loader)(made)
     model.generation_config = transformers.GenerationConfig.from_pretrained(like)
     transformers.AutoTokenizer.from_pretrained(like).save_pretrained(path)
@@ -181,7 +181,7 @@ def test_kin_of_bart_and_t5_open_and_pass_the_comparison(opens, folder, tmp_path
     """Norms elsewhere, positions by sines, gated layers: transformers' modules compute them."""
     path = save_kin(tmp_path, folder("t5" if model_type == "mt5" else "bart"), model_type)
     _, description = opens(path)
-    assert description.architecture == crossed.find_crossed_family(model_type).loader
+    assert description.architecture == crossed_family.find_crossed_family(model_type).loader
 
 
 def test_the_page_on_adding_a_model_adds_one(opens, folder, tmp_path, monkeypatch):
@@ -189,9 +189,9 @@ def test_the_page_on_adding_a_model_adds_one(opens, folder, tmp_path, monkeypatc
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names = {}
     exec(compile(code, "adding-a-model.md", "exec"), names)
-    known = crossed._families()
+    known = crossed_family._families()
     assert names["model_type"] not in known, "the page should add a model that is not there"
-    monkeypatch.setattr(crossed, "_families", lambda: {**known, names["model_type"]: names["family"]})
+    monkeypatch.setattr(crossed_family, "_families", lambda: {**known, names["model_type"]: names["family"]})
     path = save_kin(tmp_path, folder("bart"), names["model_type"])
     _, description = opens(path)
     assert description.architecture == names["family"].loader
@@ -281,7 +281,7 @@ def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
 def test_the_comparison_refuses_a_family_that_misleads_the_decoder(folder, monkeypatch, name, method, broken):
     """Without the bias by distance, with positions that the module counts over all rows of a step, or with an encoder
     output that the decoder projects."""
-    monkeypatch.setattr(type(crossed.find_crossed_family(name)), method, broken)
+    monkeypatch.setattr(type(crossed_family.find_crossed_family(name)), method, broken)
     with pytest.raises(UnsupportedModel, match="computes other numbers"):
         TorchExecutor(folder(name), SMALL).open()
 
@@ -308,8 +308,8 @@ def test_the_comparison_refuses_what_the_native_library_computes_otherwise(folde
 
 
 def test_cross_attention_by_another_name_is_refused(folder, monkeypatch):
-    misnamed = crossed.Bart("BartForConditionalGeneration", crossing="cross_attn")
-    monkeypatch.setattr(crossed, "_families", lambda: {"bart": misnamed})
+    misnamed = crossed_family.Bart("BartForConditionalGeneration", crossing="cross_attn")
+    monkeypatch.setattr(crossed_family, "_families", lambda: {"bart": misnamed})
     with pytest.raises(UnsupportedModel, match=r"cross-attention in layers \[\]"):
         TorchExecutor(folder("bart"), SMALL).open()
 

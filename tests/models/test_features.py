@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from triolet.models.checkpoints.whisper import FeatureSettings
+from triolet.models.checkpoints.whisper_checkpoint import FeatureSettings
 from triolet.models.networks.features import LogMel
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from triolet import Completion, Engine, EngineConfig, PoisonRequest, SamplingPar
 from triolet.models.networks.network import Feed
 from triolet.models.sampler import Sampler
 from triolet.models.sampling.answers import Answers
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 
 REQUESTS, RATE = 200, 0.05
 POISON = 2  # a token that the checkpoint suppresses: nobody draws it

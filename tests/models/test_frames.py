@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from triolet.core.errors import EncodeFailed
-from triolet.core.frames import clear_frames
+from triolet.core.tracebacks import clear_frames
 
 from .texts import encode_job
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from triolet.actors import worker
-from triolet.core import frames
+from triolet.core import tracebacks
 from triolet.core.errors import DeviceOutOfMemory
 from triolet.core.request import LogitRules
 from triolet.models import device_calls
@@ -19,7 +19,7 @@ from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.memory.slots import CrossKV
 from triolet.models.native.runner import Runner
-from triolet.models.networks.whisper import WhisperModel
+from triolet.models.networks.whisper_model import WhisperModel
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -32,7 +32,7 @@ def test_r5_an_error_pins_the_tensors_of_a_failed_batch(driver, audio, monkeypat
         raise RuntimeError("boom")
 
     if planted:
-        for module in (frames, device_calls):
+        for module in (tracebacks, device_calls):
             monkeypatch.setattr(module, "clear_frames", lambda error, *, outer=None: None)
     monkeypatch.setattr(WhisperModel, "encode", crash)
     kept = worker.run_call(worker.Job.ENCODE, lambda: driver.encode(a=audio(1))).error

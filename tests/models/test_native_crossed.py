@@ -20,13 +20,13 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from triolet.core.errors import EngineError
 from triolet.core.plan import Chunk
-from triolet.models.architectures.crossed import find_crossed_family
+from triolet.models.architectures.crossed_family import find_crossed_family
 from triolet.models.memory.encoder_outputs import EncoderOutputs
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.rows import Rows
 from triolet.models.memory.slots import CrossKV
-from triolet.models.native.crossed import CrossedDecoder
+from triolet.models.native.crossed_decoder import CrossedDecoder
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
 from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork

@@ -15,8 +15,8 @@ from triolet.core.plan import DeviceMemory
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import executor as module
 from triolet.models.blueprints import blueprint as common
-from triolet.models.blueprints import whisper as blueprint
-from triolet.models.networks.whisper import WhisperModel
+from triolet.models.blueprints import whisper_blueprint as blueprint
+from triolet.models.networks.whisper_model import WhisperModel
 
 BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
 

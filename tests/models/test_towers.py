@@ -18,7 +18,7 @@ from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from triolet.core.model import ModelDescription
 from triolet.core.speech import Ask
-from triolet.models.architectures.text import read_text_checkpoint
+from triolet.models.architectures.text_checkpoint import read_text_checkpoint
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.models.checkpoints.settings import Settings

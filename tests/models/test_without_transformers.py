@@ -22,7 +22,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 import triolet.demo
 from triolet.core.errors import CheckpointError
 from triolet.core.languages import LANGUAGE_CODES, LANGUAGES
-from triolet.models.checkpoints import whisper as checkpoint
+from triolet.models.checkpoints import whisper_checkpoint as checkpoint
 from triolet.models.checkpoints.whisper_tokenizer import WhisperTokenizer
 from triolet.models.networks.mel import mel_filters
 

@@ -411,7 +411,7 @@ def test_r5_an_error_caught_on_the_worker_pins_the_frames_it_came_through():
 
     Caught by "payload() is None": four requests whose encodings fail, and a client that keeps the errors.
     """
-    kept_frames = ("core.frames:clear_frames", "traceback.clear_frames(current.__traceback__)", "pass")
+    kept_frames = ("core.tracebacks:clear_frames", "traceback.clear_frames(current.__traceback__)", "pass")
     killer = engine_test(recovery_tests.test_a_kept_encode_error_keeps_no_payload)
     assert_caught(killer, "payload() is None", kept_frames)
 

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 
 import triolet.demo
 from triolet import CheckpointError, Engine, InvalidRequest, SamplingParams
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 from triolet_ray import Cluster
 
 from .conftest import CONFIG, NAME, assert_given_back, kill, replicas, until

@@ -7,7 +7,7 @@ import trio
 
 import triolet.demo
 from triolet import Engine, PoisonRequest, SamplingParams
-from triolet.models.speech.whisper import special_tokens
+from triolet.models.speech.whisper_speech import special_tokens
 from triolet_ray import Cluster
 
 from .conftest import CONFIG, NAME, POISON, assert_given_back, replicas

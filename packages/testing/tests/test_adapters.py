@@ -11,7 +11,7 @@ from triolet.actors.worker import Job
 from triolet.core.errors import InvariantViolation
 from triolet.core.plan import DeviceMemory
 from triolet.models.executor import EncoderOutputs, TorchExecutor
-from triolet.models.networks.whisper import WhisperModel
+from triolet.models.networks.whisper_model import WhisperModel
 from triolet_testing import live_bytes
 from triolet_testing.adapters import check_model_adapter
 from triolet_testing.sim import SimExecutor

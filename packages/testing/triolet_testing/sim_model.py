@@ -13,7 +13,7 @@ from triolet.core.model import Kind, ModelDescription, Prepared, WhisperTokens
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Alignment, EncoderItem, Placeholder, Pooling
 from triolet.core.tools import Tool
-from triolet.models.speech.whisper import with_whisper
+from triolet.models.speech.whisper_speech import with_whisper
 
 EOS, START = 0, 1
 

@@ -12,7 +12,7 @@ from torch import nn
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.items import AudioItems
 from ..checkpoints.loading import load_module
-from ..native.crossed import CrossedDecoder
+from ..native.crossed_decoder import CrossedDecoder
 from ..native.runner import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Network

@@ -14,9 +14,9 @@ from ..architectures.frames_checkpoint import FrameCheckpoint
 from ..checkpoints.loading import load_module
 from ..memory.budget import KVSizes
 from ..memory.encoder_states import MOST_STATES, EncoderStates
-from ..memory.frames import FrameSlots, FrameStates
+from ..memory.frame_states import FrameSlots, FrameStates
 from ..networks.encoder_decoder import encode_alike
-from ..networks.frames import FrameNetwork
+from ..networks.frame_network import FrameNetwork
 from ..networks.item_encoder import ItemEncoder
 from .blueprint import ModuleBlueprint, Own, Parts
 

@@ -5,7 +5,7 @@ The numbers are those of transformers' `WhisperForConditionalGeneration`. `scale
 transformers. The query scale (head_dim ** -0.5) is folded into the query projections when they are loaded.
 
 Loops that load use `map`. An error that passes through a comprehension would keep alive all that the comprehension
-refers to (see `core.frames`).
+refers to (see `core.tracebacks`).
 
 `Loader` takes tensors from a checkpoint onto the model's device: in the model's dtype, in int8, or in the native
 library's order.
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from ...core.errors import CheckpointError
 from ..attention.paged import PagedStep
-from ..checkpoints.whisper import Activation, Checkpoint, WeightFiles, WhisperShape
+from ..checkpoints.whisper_checkpoint import Activation, Checkpoint, WeightFiles, WhisperShape
 from ..linear.layers import FloatLinear, Int8Linear, Linear, Plain, memory_of
 from ..memory.rows import Rows
 from ..memory.slots import CrossStep

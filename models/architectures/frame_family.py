@@ -1,7 +1,7 @@
 """CTC models and transducers: where their parts lie, how large these are, and how audio is encoded.
 
 A family covers some ``model_type`` of transformers. The modules of transformers compute; `core.emissions` and
-`models.networks.frames` read the frames.
+`models.networks.frame_network` read the frames.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..checkpoints.modules import DecoderShape, whole
 from .frontends import PairedDeltaMel
 from .items import AudioItems, ItemSettings
 from .prompts import settled
-from .streamed import Chunks, Pieces
+from .streamed_encoder import Chunks, Pieces
 
 _MOST_SECONDS = 40  # cuts at pauses hurt little there, the pieces of a recording run together, and the encoder's
 # attention, whose memory grows with the square of the length, stays below 10 MB a head

@@ -8,12 +8,12 @@ from typing import Any
 from attrs import evolve, frozen
 
 from ...core.model import ModelDescription
-from ..checkpoints.whisper import Checkpoint, WeightFiles
+from ..checkpoints.whisper_checkpoint import Checkpoint, WeightFiles
 from ..networks.features import LogMel
-from ..networks.whisper import WhisperModel
+from ..networks.whisper_model import WhisperModel
 from ..networks.whisper_network import WhisperAligner, WhisperNetwork
 from ..networks.whisper_program import unknown
-from ..speech.whisper import with_whisper
+from ..speech.whisper_speech import with_whisper
 from .blueprint import Blueprint, Own, Parts
 
 

@@ -22,10 +22,10 @@ from ..checkpoints.files import file_stamps, find_weights
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
 from ..checkpoints.settings import Settings
-from .crossed import crossed_model_types
+from .crossed_family import crossed_model_types
 from .families import find_family
 from .family import Family
-from .frames import frame_model_types
+from .frame_family import frame_model_types
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}

@@ -17,8 +17,8 @@ from attrs import evolve, field, frozen
 from ...core.model import ModelDescription
 from ...core.request import EncoderItem, LogitRules, most_tokens
 from ...core.speech import Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut
-from ..architectures.frames import FrameItems
-from ..architectures.streamed import AudioPiece, Pieces
+from ..architectures.frame_family import FrameItems
+from ..architectures.streamed_encoder import AudioPiece, Pieces
 from .placed import PlacedSpeech
 from .plain import LEAST_SECONDS, STREAM_SECONDS, PlainSpeech
 

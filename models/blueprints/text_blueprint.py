@@ -13,7 +13,7 @@ from torch import nn
 from ...core.errors import UnsupportedModel
 from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
-from ..architectures.text import TextCheckpoint
+from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.graphs import GraphManager, find_recorder
 from ..checkpoints.loading import load_module
 from ..linear.modules import quantize_modules

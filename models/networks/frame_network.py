@@ -18,9 +18,9 @@ from torch import Tensor
 from ...core.emissions import Emissions, Place
 from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
-from ..architectures.frames import FrameFamily
+from ..architectures.frame_family import FrameFamily
 from ..memory.encoder_outputs import EncoderOutputs
-from ..memory.frames import FrameSlots, FrameStates
+from ..memory.frame_states import FrameSlots, FrameStates
 from ..memory.module import TransformerModel
 from ..memory.rows import slot_of
 from ..sampling.logits import largest
