@@ -102,6 +102,36 @@ def resolve_language(language: str | None, facts: SpeechFacts) -> str | None:
     raise InvalidRequest(f"language={unknown_language(language)}; None: the model detects it")
 
 
+def check(options: TranscribeOptions, description: ModelDescription, facts: SpeechFacts) -> None:
+    """Raises `InvalidRequest` if the model cannot follow one of the ``options``."""
+    if options.timestamps == "word" and options.aligner is None:
+        check_alignment(description)
+    if options.task not in facts.tasks:
+        raise InvalidRequest(
+            f"task={options.task!r}, but {description.architecture} knows only: {', '.join(map(repr, facts.tasks))}"
+        )
+    counted = options.speakers not in (None, ANY_SPEAKERS)
+    asked = {"speakers": counted, "known_speakers": options.known_speakers, "diarizer": options.diarizer}
+    if facts.names_speakers and (given := [name for name, value in asked.items() if value]):
+        raise InvalidRequest(
+            f"{given[0]} is given, but {description.architecture} itself "
+            "counts and names speakers; allowed: speakers='any' alone"
+        )
+    for name in sorted(OF_MODELS - facts.options):
+        value, default = getattr(options, name), fields_dict(TranscribeOptions)[name].default
+        if isinstance(value, str) and not value.strip():
+            continue
+        allowed = dict.fromkeys((default, facts.defaults.get(name, default)))
+        if value is not None and value not in allowed:
+            raise InvalidRequest(
+                f"{name}={shown(value)}, which {description.architecture} cannot use; allowed: "
+                f"{' or '.join(map(repr, allowed))}"
+            )
+    last = description.vocabulary_size - 1
+    if wrong := [token for token in options.suppress_tokens or () if token > last]:
+        raise InvalidRequest(f"suppress_tokens has {wrong[0]}; allowed: 0 to {last}, the model's tokens, and -1")
+
+
 @frozen(kw_only=True)
 class Recipe:
     """The options of a transcription resolved against one model. A recipe makes requests and reads the tokens of their
@@ -127,33 +157,7 @@ class Recipe:
 
     @language.default
     def _language(self) -> str | None:
-        if self.options.timestamps == "word" and self.options.aligner is None:
-            check_alignment(self.description)
-        if self.options.task not in self.facts.tasks:
-            raise InvalidRequest(
-                f"task={self.options.task!r}, but {self.description.architecture} knows only: "
-                f"{', '.join(map(repr, self.facts.tasks))}"
-            )
-        counted = self.options.speakers not in (None, ANY_SPEAKERS)
-        asked = {"speakers": counted, "known_speakers": self.options.known_speakers, "diarizer": self.options.diarizer}
-        if self.facts.names_speakers and (given := [name for name, value in asked.items() if value]):
-            raise InvalidRequest(
-                f"{given[0]} is given, but {self.description.architecture} itself "
-                "counts and names speakers; allowed: speakers='any' alone"
-            )
-        for name in sorted(OF_MODELS - self.facts.options):
-            value, default = getattr(self.options, name), fields_dict(TranscribeOptions)[name].default
-            if isinstance(value, str) and not value.strip():
-                continue
-            allowed = dict.fromkeys((default, self.facts.defaults.get(name, default)))
-            if value is not None and value not in allowed:
-                raise InvalidRequest(
-                    f"{name}={shown(value)}, which {self.description.architecture} cannot use; allowed: "
-                    f"{' or '.join(map(repr, allowed))}"
-                )
-        last = self.description.vocabulary_size - 1
-        if wrong := [token for token in self.options.suppress_tokens or () if token > last]:
-            raise InvalidRequest(f"suppress_tokens has {wrong[0]}; allowed: 0 to {last}, the model's tokens, and -1")
+        check(self.options, self.description, self.facts)
         return resolve_language(self.options.language, self.facts)
 
     @temperatures.default
