@@ -33,7 +33,7 @@ def test_the_weights_of_what_is_left_out_are_not_read(
     assert any(key.startswith(part) for key in stored)
     assert read
     assert not [key for key in read if key.startswith(part)]
-    assert not [key for key, _ in executor._open.main.model.module.named_modules() if key == part]
+    assert not [key for key, _ in executor._open.parts.model.module.named_modules() if key == part]
 
 
 def test_transformers_takes_what_leaves_a_part_out_for_its_own() -> None:

@@ -49,7 +49,7 @@ def test_a_module_is_bit_for_bit_that_of_transformers(
     def load(*args: Any, **options: Any) -> Any:
         module, told = load_private(*args, **options)
         copies = {name: one.clone() for name, one in tensors(module).items()}  # before they are packed
-        made.append((type(module), told, copies, ties(module), options["without"] is None))
+        made.append((type(module), told, copies, ties(module), not options["left_out"]))
         return module, told
 
     blueprint = read_blueprint(folder, EngineConfig(dtype=str(dtype).removeprefix("torch."), device="cpu"))
