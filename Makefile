@@ -85,6 +85,7 @@ dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an envi
 	@PYTHONWARNINGS="ignore:Editable installation" \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dist]'
 	rm -rf dist
+	mkdir -p build
 	for one in . $(SATELLITES); do $(BIN)/python -m build --outdir dist/$$one $$one || exit 1; done >build/dist.log 2>&1 \
 		|| (cat build/dist.log; exit 1)
 	$(BIN)/twine check --strict dist/*.* dist/packages/*/*
