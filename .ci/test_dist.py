@@ -41,12 +41,14 @@ def test_the_wheel_has_the_types_the_licence_and_the_demo() -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in in_wheel())
 
 
+@pytest.mark.real_time
 def test_the_sdist_has_every_file_that_git_keeps() -> None:
     """So its tests and its make targets run."""
     kept = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert set(kept.split()) - in_sdist() == set()
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("artifact", "extra"), [(WHEEL, ""), (SDIST, "[test]")], ids=["wheel", "sdist"])
 def test_it_works_in_an_environment_of_its_own(artifact: Path, extra: str, tmp_path: Path) -> None:
     python = str(tmp_path / "bin" / "python")
