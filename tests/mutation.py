@@ -34,6 +34,7 @@ import random
 import resource
 import shutil
 import signal
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,9 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
+import trio
 from _pytest.runner import runtestprotocol
+from _pytest.warnings import catch_warnings_for_item
 from attrs import define, evolve, field, frozen
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -226,10 +229,13 @@ def watch(mutant: Mutant, seen: set[str]) -> None:
 def _put(mutant: Mutant, change: Callable[[Any], object]) -> None:
     path = ROOT / (mutant.module.replace(".", "/") + ".py")
     tree = ast.parse(path.read_text())
-    change(dict(_functions(tree))[mutant.function])
+    node: Any = dict(_functions(tree))[mutant.function]
+    change(node)
     code = compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True)
     target = function_of(mutant)
     target.__code__ = next(one for one in _codes(code) if one.co_qualname == target.__code__.co_qualname)
+    if any("enable_ki_protection" in ast.unparse(decorator) for decorator in node.decorator_list):
+        trio.lowlevel.enable_ki_protection(target)  # trio keeps it by the code, and this is another one
 
 
 def function_of(mutant: Mutant) -> FunctionType:
@@ -259,7 +265,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 @frozen
 class Judge:
     """A test that passes, by its place in the collection: the seconds that it and its module's fixtures take, and the
-    mutants that they reach, by their places."""
+    mutants that they reach, by their places. The seconds are the processor's: on a busy machine as many tests judge as
+    on an idle one, and waiting costs nothing."""
 
     place: int
     file: str
@@ -495,7 +502,7 @@ def _try(mutant: Mutant, tests: Sequence[tuple[float, pytest.Item]]) -> str:
     for (seconds, item), after in zip(tests, following, strict=True):
         signal.setitimer(signal.ITIMER_REAL, PATIENCE + 10 * seconds)
         try:
-            reports = runtestprotocol(item, log=False, nextitem=after)
+            reports = _reports(item, after)
         except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
             return item.nodeid
         if not all(report.passed for report in reports):
@@ -515,12 +522,23 @@ def _reached(
     for place, after in zip(places, following, strict=True):
         item = items[place]
         reach.begin(item.path)
-        reports = runtestprotocol(item, log=False, nextitem=None if after is None else items[after])
-        red += [item.nodeid for report in reports if report.failed]
-        seconds = reach.price(sum(report.duration for report in reports), reports[0].duration)
+        reports = _reports(item, None if after is None else items[after])
+        red += [f"{item.nodeid}, by {_why(report)!r}," for report in reports if report.failed]
+        seconds = reach.price()
         if all(report.passed for report in reports) and reach.all:
             found.append(Judge(place, str(item.path.relative_to(ROOT)), seconds, reach.all))
-    return found, sorted(set(red))
+    return found, red
+
+
+def _reports(item: pytest.Item, after: pytest.Item | None) -> list[pytest.TestReport]:
+    """Runs a test as pytest's own loop does, with the filters of warnings that it is marked with, and tells nobody."""
+    with catch_warnings_for_item(item.config, item.ihook, "runtest", item):
+        return runtestprotocol(item, log=False, nextitem=after)
+
+
+def _why(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (crash.message if crash is not None else report.longreprtext).partition("\n")[0]
 
 
 @define(eq=False)
@@ -531,14 +549,18 @@ class Reach:
     _module: frozenset[str] = field(init=False, default=frozenset())
     _file: Path | None = field(init=False, default=None)
     _price: float | None = field(init=False, default=None)
+    _begun: float = field(init=False, default=0.0)
+    _set_up: float = field(init=False, default=0.0)
 
     def begin(self, file: Path) -> None:
         self.seen.clear()
+        self._begun = time.process_time()
         if file != self._file:
             self._file, self._module, self._price = file, frozenset(), None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
+        self._set_up = time.process_time() - self._begun
         if self._price is None:
             self._module = frozenset(self.seen)
 
@@ -546,9 +568,10 @@ class Reach:
     def all(self) -> frozenset[str]:
         return self._module | self.seen
 
-    def price(self, seconds: float, setup: float) -> float:
+    def price(self) -> float:
         """Seconds of a test that runs alone: what its file's first one set up is set up anew."""
+        seconds = time.process_time() - self._begun
         if self._price is None:
-            self._price = setup
+            self._price = self._set_up
             return seconds
         return seconds + self._price
