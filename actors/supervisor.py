@@ -453,20 +453,17 @@ def leaving(
     a note, or else ``ours``. A broken promise takes precedence over an error of the body, since that error may follow
     from it. ``ours`` also takes precedence over a cancellation of the body, which is an instance of ``cancelled``.
     """
-    try:
-        if ours is None:
-            return body_error
-        if body_error is None:
-            return ours
-        if isinstance(ours, InvariantViolation) and isinstance(body_error, Exception):
-            ours.__cause__ = body_error
-            return ours
-        if is_cancellation(body_error, cancelled) or isinstance(body_error, GeneratorExit):  # the latter is swallowed
-            return ours
-        body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")
+    if ours is None:
         return body_error
-    finally:
-        del body_error, ours
+    if body_error is None:
+        return ours
+    if isinstance(ours, InvariantViolation) and isinstance(body_error, Exception):
+        ours.__cause__ = body_error
+        return ours
+    if is_cancellation(body_error, cancelled) or isinstance(body_error, GeneratorExit):  # the latter is swallowed
+        return ours
+    body_error.add_note(f"the engine's end failed too: {type(ours).__name__}: {ours}")
+    return body_error
 
 
 def is_cancellation(error: BaseException, cancelled: type[BaseException]) -> bool:

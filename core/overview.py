@@ -179,7 +179,6 @@ class Overview:
             case events.EntryRefused(_, holder):
                 self._not_wanted(key, holder)
             case events.EntryReserved(_, size):
-                self._drop((key,), event.time)
                 self._entries[key] = CacheEntry(key, size)
                 self._move((key,), RESERVED, event.time)
             case events.EntryHeld(_, holder):

@@ -9,7 +9,7 @@ import trio
 
 from triolet import Engine, EngineConfig
 from triolet.core import events as e
-from triolet.core.overview import FREEING, HELD, IDLE, Overview, RequestLine
+from triolet.core.overview import FREEING, HELD, IDLE, RESERVED, Overview, RequestLine
 from triolet_testing.sim import sim_engine
 
 from .shared import ask
@@ -74,9 +74,13 @@ def test_a_beam_search_writes_from_its_first_step_on() -> None:
 
 def test_those_that_run_and_those_that_wait_are_apart_and_the_ended_are_gone() -> None:
     told = [e.RequestQueued(name, time=0.0) for name in "abc"]
-    state = fed(*told, e.RequestStarted("c", 3, time=1.0), e.RequestEnded("a", "failed", "E: x"))
+    last: list[Any] = []
+    state = fed(*told, e.RequestStarted("c", 3, time=1.0))
+    state.changed = last.append
+    state(e.RequestEnded("a", "failed", "E: x", time=2.0))
     assert (list(state.running), list(state.waiting)) == (["c"], ["b"])
     assert state.ended == {"failed": 1}
+    assert [(line.request_id, line.stage, line.stage_at, line.error) for line in last] == [("a", "failed", 2.0, "E: x")]
 
 
 def test_failures_are_counted_and_the_last_one_is_known() -> None:
@@ -85,6 +89,17 @@ def test_failures_are_counted_and_the_last_one_is_known() -> None:
         *(e.StepEnded(0, ok=False, error="RuntimeError: bo\nom"), e.StepEnded(1, ok=False, skipped=True)),
     )
     assert (state.failures, state.last_failure) == (1, "step 0: RuntimeError: bo om")
+    state(e.RunnerRestarting(2, "RuntimeError: boom"))
+    assert (state.failures, state.last_failure) == (2, "restart 2: RuntimeError: boom")
+
+
+def test_of_an_engine_that_failed_nothing_is_left() -> None:
+    """Nobody frees its entries."""
+    told = [QUEUED, e.EntryAcquired("k", "r/0"), e.EntryReserved("k", 3), e.StepBegun(0, ("r",), (), (), 1)]
+    end = [e.ActorFailed("runner", "E: x"), e.RequestEnded("r", "failed"), e.StageReached("channels closed")]
+    state = fed(*told, *end)
+    assert (state.failures, state.last_failure) == (1, "runner: E: x")
+    assert_nothing_is_left(state)
 
 
 # -- the encoder cache -----------------------------------------------------------------------------------------------
@@ -108,6 +123,10 @@ async def test_bytes_by_state_are_those_of_the_books(places: int, autojump_clock
                 assert (state.bytes_in[IDLE] > 0) == (books.idle > 0)
                 seen |= {name for name, count in state.bytes_in.items() if count}
     assert {HELD, IDLE} <= seen
+    assert_nothing_is_left(state)
+
+
+def assert_nothing_is_left(state: Overview) -> None:
     assert +state.bytes_in == {}
     left = (state._entries, state._wanted, state._steps, state.running, state.waiting)
     assert not any(left)
@@ -126,4 +145,5 @@ def test_an_output_goes_through_its_states() -> None:
     assert +fed(*idle).bytes_in == {IDLE: 3}
     assert +fed(*idle, e.FreeSent(("k",))).bytes_in == {FREEING: 3}
     assert +fed(*idle, e.FreeSent(("k",)), e.EntryFreed(("k",))).bytes_in == {}
-    assert +fed(*idle, e.OutputsLost(1)).bytes_in == {"reserved": 3}
+    lost = [*told, *held, e.OutputsLost(1), e.EntryReleased("k", "r/0"), e.EntryReleased("k", "s/0")]
+    assert +fed(*lost).bytes_in == {RESERVED: 3}

@@ -20,7 +20,7 @@ from triolet import (
     RunnerCrashed,
     SamplingParams,
 )
-from triolet.actors.messages import End, Failed, Submit
+from triolet.actors.messages import End, Failed, OrderSleep, Submit
 from triolet.actors.supervisor import Supervisor, leaving
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples
@@ -169,17 +169,20 @@ async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered(au
         submit(self, request)
 
     readers = {name: Reader() for name in ("before", "breaks", "behind", "last")}
+    ordered: list[Exception | None] = []
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunnerCrashed, match="planted"):
         patch.setattr(Planner, "submit", breaking)
         async with sim_engine(SimExecutor(), config=EngineConfig(verify=True)) as engine:
             for name, reader in readers.items():  # without a checkpoint, so that they are read together
                 request = Request(id=name, prompt_token_ids=(1,), max_tokens=5)
                 engine.inside.backend._to_scheduler.send_nowait(Submit(request, reader))
+            engine.inside.backend._to_scheduler.send_nowait(OrderSleep(SimpleNamespace(put=ordered.append)))
             await trio.sleep_forever()
     for name, reader in readers.items():
         (end,) = reader.told or [None]
         assert isinstance(end, Failed), f"{name} waits for ever"
         assert isinstance(end.error, EngineClosed)
+    assert [type(error) for error in ordered] == [EngineClosed], "who ordered sleep waits for ever"
 
 
 def every_ask_is_heard_twice(monkeypatch) -> None:
@@ -209,6 +212,21 @@ def test_a_broken_promise_goes_before_an_error_of_the_body_and_the_observer_hear
         run_scheduled(main, schedule=Batches())
     assert isinstance(caught.value.__cause__, ValueError)
     assert trace[-1] == events.StageReached("channels closed")
+
+
+def test_a_broken_promise_ends_a_block_whose_body_waits(monkeypatch):
+    every_ask_is_heard_twice(monkeypatch)
+
+    async def main() -> None:
+        async with sim_engine(SimExecutor(), config=EngineConfig(verify=True)) as engine:
+            with trio.CancelScope(shield=True), pytest.raises(EngineClosed):
+                await ask(engine, 1)
+            await trio.sleep(60)
+            raise TimeoutError("nobody woke it")
+
+    with pytest.raises(InvariantViolation, match="every acquire is answered") as caught:
+        run_scheduled(main, schedule=Batches())
+    assert caught.value.__cause__ is None, "the body's own error"
 
 
 def test_with_verify_a_teardown_that_leaves_a_stage_out_is_told(monkeypatch):

@@ -117,7 +117,7 @@ def test_a_launch_is_counted_from_the_end_of_the_call_before_it():
     share.step_ended(14.0)
     share.encode_ended(15.0)
     assert share.steps_turn(15.4)
-    assert not share.steps_turn(15.6)
+    assert not share.steps_turn(15.5)
 
 
 @given(

@@ -27,6 +27,8 @@ from triolet_testing.sim import SimExecutor, SimWorker, sim_engine
 from triolet_testing.simulation import simulate
 from triolet_testing.trio_tools.schedules import Uniform, run_scheduled
 
+from ..heap import assert_none, garbage
+from ..heap import expected as expected_error
 from .shared import ask, audio, expected, prompt
 
 
@@ -281,6 +283,11 @@ async def test_weights_that_find_no_room_on_the_host_leave_the_engine_awake(conf
         await trio.sleep(0.4)
         with pytest.raises(EngineError, match=r"still held.*no room"):
             await engine.sleep()
+        fails.append(MemoryError("still none"))
+        with garbage() as found:
+            with expected_error(EngineError):
+                await engine.sleep()
+        assert_none(found)
         assert engine.statistics().power is Power.AWAKE
         await ask(engine, 2)
         await engine.sleep()

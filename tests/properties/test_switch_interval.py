@@ -145,5 +145,10 @@ def test_a_process_that_is_forked_while_the_interval_is_put_back_has_the_users()
         ending.join()
         assert sys.getswitchinterval() == users
         SWITCH_INTERVAL.begin("b")  # the lock is free
+        assert sys.getswitchinterval() != users
+        child = os.fork()  # in the middle of a call
+        if child == 0:
+            os._exit(int(sys.getswitchinterval() != users))
+        assert os.waitpid(child, 0)[1] == 0, "it is short in the child"
     """)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

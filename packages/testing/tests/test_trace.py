@@ -178,8 +178,8 @@ def test_what_may_happen_to_a_request_is_no_broken_promise(case):
 
 def test_the_history_holds_the_events_of_the_entry_and_no_others():
     with pytest.raises(InvariantViolation) as caught:
-        feed([*OTHERS, *ENCODED, e.FreeSent(("k",))])
-    assert caught.value.history == (*ENCODED[1:-1], e.FreeSent(("k",)))
+        feed([*OTHERS, *ENCODED, e.OutputsLost(1), e.FreeSent(("k",))])
+    assert caught.value.history == (*ENCODED[1:-1], e.OutputsLost(1), e.FreeSent(("k",)))
 
 
 def test_nothing_is_owed_any_more_once_an_actor_has_failed_but_an_end():
