@@ -108,7 +108,7 @@ soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that
 	for what in equal kill zipf scale; do $(BIN)/python benchmarks/cluster.py $$what || exit 1; done
 
 mutants: $(STAMP)  ## N mistakes in each of ROOMS, one at a time: fails where tests notice fewer than is recorded
-	$(BIN)/python -m pytest tests -q -p tests.mutation \
+	$(BIN)/python -m pytest -q -p tests.mutation \
 		--mutants $(or $(N),60) --mutants-seed $(SEED) --mutants-rooms "$(ROOMS)" --mutants-workers $(WORKERS) \
 		--hypothesis-profile=mutation
 

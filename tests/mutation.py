@@ -2,7 +2,7 @@
 
 ::
 
-    python -m pytest tests -p tests.mutation \\
+    python -m pytest -p tests.mutation \\
         --mutants 60 --mutants-seed 1 --hypothesis-profile=mutation
 
 A mutant is one function with one place changed: a comparison, an operator, a number, a condition turned round, a
@@ -69,11 +69,11 @@ class Room:
 
 
 ROOMS = {
-    "core": Room(("properties", "actors"), noticed=70, reached=85),
-    "actors": Room(("properties", "actors"), noticed=70, reached=85),
-    "models": Room(("models", "properties"), noticed=70, reached=85),
-    "api": Room(("api", "properties"), noticed=70, reached=85),
-    "server": Room(("server", "properties"), noticed=70, reached=85),
+    "core": Room(("tests/properties/", "tests/actors/", "packages/testing/"), noticed=70, reached=85),
+    "actors": Room(("tests/properties/", "tests/actors/"), noticed=70, reached=85),
+    "models": Room(("tests/models/", "tests/properties/"), noticed=70, reached=85),
+    "api": Room(("tests/api/", "tests/properties/"), noticed=70, reached=85),
+    "server": Room(("tests/server/", "tests/properties/"), noticed=70, reached=85),
 }
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE,
@@ -283,9 +283,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out folders of tests that judge none of the rooms."""
-    wanted = {folder for room in config.option.mutants_rooms.split() for folder in _room(room).tests}
-    return (collection_path.parent == ROOT / "tests" and collection_path.name not in wanted) or None
+    """Leaves out tests that judge none of the rooms."""
+    wanted = [folder for room in config.option.mutants_rooms.split() for folder in _room(room).tests]
+    path = f"{collection_path.relative_to(ROOT)}/"
+    return not any(path.startswith(folder) or folder.startswith(path) for folder in wanted) or None
 
 
 def _room(name: str) -> Room:
@@ -333,7 +334,7 @@ def _judge_room(
     """Yields the promises that the room does not hold."""
     room, reaching = _room(name), defaultdict[str, list[Judge]](list)
     for test in tests:
-        for place in test.places if test.file.split("/")[1] in room.tests else ():
+        for place in test.places if test.file.startswith(room.tests) else ():
             reaching[place].append(test)
     known = [mutant for mutant in drawn if _is_function(mutant)]
     reached = [mutant for mutant in known if mutant.place in reaching]
