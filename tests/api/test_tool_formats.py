@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from triolet.api.tools.formats import SYNTAXES, find_format
 from triolet.api.tools.text import Text
 from triolet.api.tools.xml_calls import resolved
 from triolet.core.model import ModelDescription
-from triolet.core.tools import read_tools
 from triolet.models.sampling import grammar
 from triolet.models.sampling.structure import fault_of
 from triolet_testing.sim_model import SimModel
@@ -355,48 +354,6 @@ def test_a_marker_that_is_a_special_token_is_named_by_its_id() -> None:
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("tools", "message"),
-    [
-        ("now", "tools='now'; allowed: a list of"),
-        (NOW, "tools={.*; allowed: a list of"),
-        (3, "tools=3; allowed: a list of"),
-        (["now"], 'tools\\[0\\]=\'now\'; allowed: {"type": "function"'),
-        ([NOW, {"type": "retrieval"}], "tools\\[1\\]={'type': 'retrieval'}; allowed"),
-        ([{"type": "function"}], "tools\\[0\\]={'type': 'function'}; allowed"),
-        ([{"type": "function", "function": {}}], "tools\\[0\\] has the name None; allowed: 1 to 128 of"),
-        ([{"type": "function", "function": {"name": "a b"}}], "has the name 'a b'"),
-        ([{"type": "function", "function": {"name": "a", "description": 3}}], "has the description 3; allowed: a text"),
-        ([{"type": "function", "function": {"name": "a", "strict": 1}}], "has strict=1; allowed: True or False"),
-        ([{"type": "function", "function": {"name": "a", "parameters": []}}], "has the parameters \\[\\]"),
-        ([{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}], "schema of an object"),
-        ([{"type": "function", "function": {"name": "a", "parameters": {"required": "a"}}}], "schema of an object"),
-        (
-            [{"type": "function", "function": {"name": "a", "x": {1, 2}}}],
-            "cannot be written as JSON: a set is not a JSON",
-        ),
-        ([{"type": "function", "function": {"name": "a", "x": float("nan")}}], "cannot be written as JSON"),
-        ([{"type": "function", "function": {"name": "a", "description": "\udcff"}}], "half of a surrogate pair"),
-        ([NOW, NOW], "tools has 'now' more than once"),
-    ],
-    ids=str,
-)
-def test_tools_that_are_none_are_told(tools: Any, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        read_tools(tools)
-
-
-def test_tools_of_any_kind_of_mapping_are_read() -> None:
-    function = MappingProxyType({"name": "now", "parameters": MappingProxyType({"properties": {}}), "strict": None})
-    (found,) = read_tools(({"type": "function", "function": function},))
-    assert found.given == {
-        "type": "function",
-        "function": {"name": "now", "parameters": {"properties": {}}, "strict": None},
-    }
-    assert found.parameters == {"properties": {}}
-    assert read_tools([]) == ()
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_coder"])

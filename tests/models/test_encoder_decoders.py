@@ -15,7 +15,6 @@ from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge, UnsupportedModel
-from triolet.core.model import GenerationRules
 from triolet.core.request import LogitRules, SamplingParams
 from triolet.models.architectures import crossed_family
 from triolet.models.executor import TorchExecutor
@@ -357,14 +356,6 @@ def test_the_decoder_begins_as_in_generate(opens, folder):
 
 
 # -- generation rules --------------------------------------------------------------------------------------------------
-
-
-def test_generation_rules_speak_of_generated_tokens():
-    rules = GenerationRules(forced_first=3, forced_last=4, no_repeat_ngram=2, min_length=6, min_new_tokens=1)
-    found = rules.of(LogitRules(suppress=(9,)), prompt_length=1, max_tokens=8)
-    assert found == LogitRules(suppress=(9,), forced=((7, 4), (0, 3)), no_repeat_ngram=2, min_tokens=5)
-    assert rules.of(LogitRules(), prompt_length=7, max_tokens=8).forced == ((7, 4),), "the prompt says how it begins"
-    assert rules.of(LogitRules(), prompt_length=7, max_tokens=8).min_tokens == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
