@@ -138,6 +138,11 @@ def times_of(found):
     return [(word.text, word.start, word.end) for word in found.words]
 
 
+def test_times_of_words_are_whole_milliseconds():
+    found = placed(" a b", [1.0, 1.2, 1.4], offset=0.12345)
+    assert times_of(found) == [(" a", 1.123, 1.323), (" b", 1.323, 1.523)]
+
+
 @pytest.mark.parametrize(
     ("what", "text", "times", "given", "words"),
     [
