@@ -105,6 +105,8 @@ def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(folder, name, 
     assert found["weights"] - 10_000 <= weights <= found["weights"] * 1.06  # packed matrices are smaller
     assert thought.by_owner["self_kv"] == found.get("self_kv", 0)
     assert thought.by_owner["cross_kv"] == found.get("cross_kv", 0)
+    native = found.get("native", 0)
+    assert native <= thought.by_owner["native"] <= native + (1 << 20)
 
 
 def test_a_head_that_is_stored_beside_the_embedding_that_it_is_counts_once(folder, tmp_path):

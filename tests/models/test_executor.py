@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 
 import numpy as np
@@ -245,3 +246,16 @@ def test_sizes_follow_the_configuration(open_driver, checkpoint):
     assert (description.pages, description.cross_slots) == (16, 1)
     description = open_driver(checkpoint, max_running=3).description
     assert (description.pages, description.cross_slots) == (48, 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "way"),
+    [
+        ("float32", "by the native library, on " if NATIVE else "by torch's operations, not by the native library: "),
+        ("bfloat16", "by torch's operations, not by the native library: it computes in bfloat16; known: float32"),
+    ],
+)
+def test_the_log_says_what_computes_a_model(open_driver, checkpoint, caplog, dtype, way):
+    with caplog.at_level(logging.INFO, "triolet"):
+        open_driver(checkpoint, dtype=dtype)
+    assert f"WhisperForConditionalGeneration runs {way}" in caplog.text
