@@ -41,6 +41,7 @@ class Client:
         return message
 
     async def say(self, message: Any) -> None:
+        assert not self.answered.is_set(), "the answer is complete"
         self.got.append(message)
         await trio.lowlevel.checkpoint()
         if message["type"] == "http.response.body" and not message.get("more_body"):
@@ -154,6 +155,18 @@ async def test_what_comes_after_the_answer_cuts_nothing(autojump_clock: Any) -> 
     assert done
 
 
+@pytest.mark.parametrize(("size", "held"), [(2**16, 0), (2**16 + 1, 2**16 + 1)])
+async def test_a_large_answer_takes_room_until_it_is_sent(autojump_clock: Any, size: int, held: int) -> None:
+    async def work(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        length = (b"content-length", str(size).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        assert scope["exchange"].account.held == held
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    assert (await client((0, part())).ask(work)).status == 200
+
+
 # -- too large -------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +185,9 @@ async def test_a_request_that_says_that_it_is_too_large_is_refused_at_once(autoj
     assert asks.status == 413
     assert trio.current_time() == pytest.approx(began + 2)
     assert not asks.script
+    leaves = client((0, part(b"x" * 10, more=True)), (2, GONE), headers=[(b"content-length", b"20")])
+    await leaves.ask(refuse_or_read, max_body_bytes=15)
+    assert leaves.status == 413, "it was told before it left"
 
 
 async def test_a_request_that_grows_too_large_is_refused(autojump_clock: Any) -> None:
@@ -183,9 +199,10 @@ async def test_a_request_that_grows_too_large_is_refused(autojump_clock: Any) ->
 async def test_the_rest_of_a_refused_request_is_not_awaited_for_ever(autojump_clock: Any) -> None:
     asks = client((0, part(b"x" * 100, more=True)), *[(time, part(b"x", more=True)) for time in range(1, 500, 5)])
     began = trio.current_time()
-    await asks.ask(refuse_or_read, max_body_bytes=25)
+    exchange = await asks.ask(refuse_or_read, max_body_bytes=25)
     assert asks.status == 413
     assert trio.current_time() - began <= 10
+    assert exchange.account.held == 0, "what is dropped needs no room"
 
 
 async def test_a_client_that_is_refused_and_leaves_is_let_go(autojump_clock: Any) -> None:

@@ -279,6 +279,9 @@ def test_completions_are_streamed(service):
         ask = partial(client.completions.create, model="llama", prompt=["one", "two"], logprobs=1, **GREEDY)
         whole = ask()
         *parts, last = ask(stream=True, stream_options={"include_usage": True})
+        texts = [part.choices[0].text for part in ask(prompt="one", logprobs=None, stream=True)]
+    assert "".join(texts) == whole.choices[0].text
+    assert all(texts[:-1]), "a part of a character is no event"
     for index in (0, 1):
         own = [part.choices[0] for part in parts if part.choices[0].index == index]
         assert "".join(part.text for part in own) == whole.choices[index].text

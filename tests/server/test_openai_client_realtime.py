@@ -87,6 +87,7 @@ def test_a_turn_that_the_client_ends_has_the_text_of_the_engine(connection, soun
         COMPLETED,
     ]
     assert told[-1].transcript == "".join(one.delta for one in told if one.type == DELTA) == transcript.text
+    assert {one.content_index for one in told if one.type in (DELTA, COMPLETED)} == {0}, "an item has one content"
 
 
 def test_a_turn_in_which_nobody_is_heard_says_what_helps(connection):

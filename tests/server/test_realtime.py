@@ -125,6 +125,27 @@ async def test_settings_of_a_client_outlive_the_failure_of_the_turn_that_they_en
         assert talk.engine.prompts == ["Ada"]
 
 
+async def test_a_session_in_the_older_shape_is_that_of_today(autojump_clock: Any) -> None:
+    """Of both, what is left out stays as it is."""
+    heard = {"model": "whisper", "language": "en", "prompt": "Ada"}
+    async with talking() as talk:
+        for old, new in (
+            ({"input_audio_format": "g711_ulaw"}, {"format": {"type": "audio/pcmu"}}),
+            ({"input_audio_transcription": heard}, {"transcription": heard}),
+            ({"turn_detection": SERVER}, {"turn_detection": SERVER}),
+            ({"turn_detection": None}, {"turn_detection": None}),
+            ({}, {}),
+        ):
+            talk.say("transcription_session.update", session=old)
+            told = (await talk.of("transcription_session.updated"))[-1]["session"]
+            talk.say("session.update", session={"type": "transcription", "audio": {"input": new}})
+            assert (await talk.of(UPDATED))[-1]["session"] == told
+        talk.append(10)
+        talk.commit()
+        await talk.settled()
+        assert talk.engine.prompts == ["Ada"]
+
+
 @pytest.mark.parametrize("turns", [None, SERVER])
 async def test_keywords_are_the_hotwords_of_each_turn_until_they_change(autojump_clock: Any, turns: Any) -> None:
     async with talking() as talk:
