@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 import trio
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from transformers.models.voxtral_realtime.modeling_voxtral_realtime import VoxtralRealtimeModel
 
 from triolet import Engine, EngineConfig, InvalidRequest
@@ -220,6 +220,12 @@ async def test_a_session_that_is_left_in_the_middle_gives_everything_back(refere
         books = await settled(engine)
         assert books.requests.pages_free == books.requests.pages
         assert books.encoder_cache.held == 0
+
+
+async def test_where_no_piece_fits_into_the_context_windows_are_heard(reference: Reference) -> None:
+    async with Engine(reference.folder, config=evolve(CONFIG, max_positions=reference.around)) as engine:
+        assert engine.model.speech is not None
+        assert engine.model.speech.facts.stream_samples == 0
 
 
 @pytest.mark.parametrize("limit", [{"max_positions": 64}, {"encoder_cache_bytes": 64 * 48 * 4}])
