@@ -195,6 +195,12 @@ def test_an_engine_that_does_not_reach_its_last_stage_is_told():
         checker.end()
 
 
+def test_what_is_asked_for_when_all_has_stopped_is_told():
+    checker = feed([*OPEN, *CLOSE, e.EntryAcquired("k", "r/0")])
+    with pytest.raises(InvariantViolation, match="every acquire is answered"):
+        checker.end()
+
+
 def test_stages_that_were_left_out_are_told():
     checker = feed([*OPEN, CLOSE[0], CLOSE[5]])
     with pytest.raises(InvariantViolation, match=r"never reached \['scheduler stopped'"):
@@ -218,11 +224,13 @@ def test_a_violation_travels_between_processes():
 
 
 def test_what_it_keeps_does_not_grow():
-    """An entry that is hit for ever and requests without end leave nothing behind."""
+    """An entry that is hit for ever, those that somebody waited for in vain, and requests without end leave nothing."""
     checker = feed([*OPEN, *ENCODED])
     for number in range(1000):
         name = f"n{number}"
-        for event in (e.RequestQueued(name), e.EntryAcquired("k", name), e.EntryHeld("k", name)):
+        for event in (e.RequestQueued(name), e.EntryAcquired(f"k{number}", name), e.EntryReleased(f"k{number}", name)):
+            checker(event)
+        for event in (e.EntryAcquired("k", name), e.EntryHeld("k", name)):
             checker(event)
         for event in (e.EntryReleased("k", name), e.RequestEnded(name, "finished")):
             checker(event)
