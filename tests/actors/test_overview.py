@@ -39,7 +39,9 @@ def line_of(*told: e.Event) -> RequestLine:
     [
         ([], "queued"),
         ([e.EntryAcquired("k", "r/0"), e.EntryReserved("k", 3), e.EncodeDispatched(("k",), 1)], "encoding"),
+        ([e.EntryAcquired("k", "r/0"), e.EntryRefused("k", "r/0"), e.EncodeDispatched(("k",), 1)], "queued"),
         ([e.EncoderWaitOver("r")], "ready"),
+        ([STARTED, e.RequestPreempted("r", "other"), e.EncoderWaitOver("r")], "preempted"),
         ([STARTED], "reading"),
         ([e.StepBegun(0, ("r",), (), (), 1)], "reading"),
         ([STARTED, e.FirstToken("r", time=4.0)], "decoding"),
