@@ -59,8 +59,8 @@ SHAMS = 2  # a room's
 class Room:
     """A folder of the product: the folders of tests that judge its mutants, and the rates that are held, in percent.
 
-    The rates are floors, lower than what eight subjects had by their own tests (73 to 97 percent, N=30 to 60 of each).
-    No whole room has been measured yet: raise them to what it has, less what chance takes, when its survivors are read.
+    The rates are floors: of 149 mutants of all rooms 82.6 percent were noticed, 80 to 86 percent of each room, and 97
+    percent reached (N=30). Of 60 mutants, chance takes up to nine percent from that.
     """
 
     tests: tuple[str, ...]
@@ -69,11 +69,11 @@ class Room:
 
 
 ROOMS = {
-    "core": Room(("tests/properties/", "tests/actors/", "packages/testing/"), noticed=70, reached=85),
-    "actors": Room(("tests/properties/", "tests/actors/"), noticed=70, reached=85),
-    "models": Room(("tests/models/", "tests/properties/"), noticed=70, reached=85),
-    "api": Room(("tests/api/", "tests/properties/"), noticed=70, reached=85),
-    "server": Room(("tests/server/", "tests/properties/"), noticed=70, reached=85),
+    "core": Room(("tests/properties/", "tests/actors/", "packages/testing/"), noticed=73, reached=88),
+    "actors": Room(("tests/properties/", "tests/actors/"), noticed=73, reached=88),
+    "models": Room(("tests/models/", "tests/properties/"), noticed=73, reached=88),
+    "api": Room(("tests/api/", "tests/properties/"), noticed=73, reached=88),
+    "server": Room(("tests/server/", "tests/properties/"), noticed=73, reached=88),
 }
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE,
