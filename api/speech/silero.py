@@ -181,7 +181,7 @@ def _heard(weights: _Weights, memory: _Memory, frames: Array) -> tuple[Array, _M
     gain = np.maximum(_QUIET / loudest if memory.amplified else np.ones_like(loudest), 1)
     sustained = np.lib.stride_tricks.sliding_window_view(lows, _SUSTAINED).min(axis=1)
     hum = np.clip(4 * (sustained * gain / _HUM - 1), 0, 1)  # the part of the low sound that is taken away
-    clear = (heard - hum[:, None] * low) * gain[:, None]
+    clear = (heard - hum[:, None] * low) * gain[:, None] if hum.any() or memory.amplified else heard
     mirrored = np.concatenate([clear, clear[:, -2 : -2 - _CONTEXT : -1]], axis=1)
     found, hidden, cell = _remembered(weights, _encoded(weights, mirrored), memory)
     after = _Memory(frames[-1, -_CONTEXT:].copy(), hidden, cell, lows[1 - _SUSTAINED :], loudest[-1], memory.amplified)
@@ -190,7 +190,7 @@ def _heard(weights: _Weights, memory: _Memory, frames: Array) -> tuple[Array, _M
 
 def _level(frames: Array) -> Array:
     """Returns the root mean square of each frame."""
-    level: Array = np.sqrt(np.square(frames).mean(axis=1))
+    level: Array = np.sqrt(np.einsum("ij,ij->i", frames, frames) / np.float32(frames.shape[1]))
     return level
 
 
