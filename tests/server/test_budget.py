@@ -217,11 +217,13 @@ def test_a_picture_waits_for_the_memory_of_others_and_no_longer_than_a_while(mod
             still.until(still.server._first.locked)
             still.let_pass(30.0)
             assert head_of(connection).startswith(b"HTTP/1.1 429")
+            still.until(still.is_idle)  # a client that leaves before is waited for, and time stands still
         with closing(still.connect()) as connection:
             connection.sendall(head(CHAT, len(body), JSON) + body)
             still.until(still.server._first.locked)
             still.ask(other.close)
             assert head_of(connection).startswith(b"HTTP/1.1 200")
+            still.until(still.is_idle)
         is_whole(still)
 
 
