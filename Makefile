@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-ONLY ?= tests
+ONLY ?= tests packages
 WORKERS ?= $(shell nproc)
 USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
@@ -103,7 +103,7 @@ soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that
 		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
 		tests/models/test_native.py packages/ray \
 		-m "not thorough" --hypothesis-profile=soak --hypothesis-seed=$(SEED)
-	$(BIN)/python -m pytest tests -m thorough
+	$(BIN)/python -m pytest tests packages -m thorough
 	$(MAKE) mutants SEED=$(SEED)
 	for what in equal kill zipf scale; do $(BIN)/python benchmarks/cluster.py $$what || exit 1; done
 
