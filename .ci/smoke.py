@@ -14,6 +14,9 @@ from pathlib import Path
 import trio
 
 import triolet
+import triolet_kit
+import triolet_ray
+import triolet_testing
 from triolet import demo
 
 
@@ -32,12 +35,14 @@ def command(*arguments: str) -> str:
 
 def main() -> None:
     tree = Path(sys.argv[1]).resolve()
-    for module in (triolet, demo):
+    for module in (triolet, demo, triolet_kit, triolet_ray, triolet_testing):
         assert not Path(str(module.__file__)).resolve().is_relative_to(tree), module
     version = importlib.metadata.version("triolet")
     assert triolet.__version__ == version
     assert version in command("--version")
     assert (Path(str(triolet.__file__)).parent / "py.typed").is_file()
+    assert callable(triolet_testing.requests)
+    assert "--replicas" in command("serve", "--help")  # by the entry point of triolet-ray
     trio.run(transcribe)
     said = command("transcribe", str(demo.samples()[0].path), "--model", "demo")
     assert said.strip() == demo.samples()[0].text, said

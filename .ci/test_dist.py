@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 (WHEEL,) = (ROOT / "dist").glob("*.whl")
 (SDIST,) = (ROOT / "dist").glob("*.tar.gz")
+SATELLITES = sorted(map(str, (ROOT / "dist" / "packages").glob("*/*.whl")))
 
 
 def in_wheel() -> set[str]:
@@ -57,6 +58,7 @@ def test_it_works_in_an_environment_of_its_own(artifact: Path, extra: str, tmp_p
         [sys.executable, "-m", "venv", str(tmp_path)],
         [*install, "torch"],  # first, so that a CPU build is taken where the machine offers one
         [*install, f"{artifact}{extra}"],
+        [*install, *SATELLITES],
         [python, "-m", "pip", "check"],
         [python, "-W", "error", str(ROOT / ".ci" / "smoke.py"), str(ROOT)],
     ):
