@@ -7,7 +7,8 @@ books of the state that the entry leaves and of the state that it enters. `trans
 docs.
 
 The cost of a fact does not grow with the number of entries, and hardly with the number of waits (see `Ordered`). The
-exceptions are a lost generation and the close.
+exceptions are a lost generation, the close, and the search for the oldest idle entry, which passes over those that
+acquires wait for.
 
 The promises are these: no free while held, no use before ready, no phantom, always freed eventually, every acquire is
 answered, books balance, encode once. Each is a property in ``tests/properties``.
