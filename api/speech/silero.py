@@ -32,6 +32,7 @@ _RATE = 16_000
 _CONTEXT = 64  # samples before a frame that the network sees too
 _SPECTRUM, _HOP, _BINS = 256, 128, 129  # samples of a spectrum, samples from one to the next, and frequencies
 _WIDTH = 128  # of the recurrent layer
+_ROWS = 64  # of a matrix so small that numpy's BLAS starts no threads for its product with a vector
 _FRAMES_AT_ONCE = 128  # bounds the memory of one call to a few megabytes
 _FRAMES_IN_DOUBT = 8  # or as many as were heard: those of a quiet stream may have to be heard twice
 _LOW_HZ, _LOW_RANK = 80, 8  # 36 ms below this frequency are, but for a 500th of their energy, a sum of so many shapes
@@ -74,7 +75,7 @@ class _Weights:
     spectrum: Array  # [256, 2 * 129]: cosines, sines
     convolutions: tuple[tuple[Array, Array], ...]  # four: [taps * channels in, channels out], [channels out]
     input: Array  # [128, 512]
-    recurrent: Array  # [512, 128], the left factor
+    recurrent: Array  # [8, 64, 128], the left factors of its eight parts
     bias: Array  # [512]
     output: Array  # [128]
     output_bias: np.float32
@@ -84,13 +85,14 @@ class _Weights:
         """Reads the file of this package, whose tensors have the names of silero-vad's."""
         tensors = load_file(WEIGHTS)
         names = [f"encoder.{number}.reparam_conv" for number in range(4)]
+        halves = np.repeat(np.array([0.5, 0.5, 1, 0.5], np.float32), _WIDTH)  # for `_remembered`
         return cls(
             low=_low(),
             spectrum=np.ascontiguousarray(tensors["stft.forward_basis_buffer"][:, 0].T),
             convolutions=tuple((_taps(tensors[f"{name}.weight"]), tensors[f"{name}.bias"]) for name in names),
-            input=np.ascontiguousarray(tensors["decoder.rnn.weight_ih"].T),
-            recurrent=tensors["decoder.rnn.weight_hh"],
-            bias=tensors["decoder.rnn.bias_ih"] + tensors["decoder.rnn.bias_hh"],
+            input=np.ascontiguousarray(tensors["decoder.rnn.weight_ih"].T) * halves,
+            recurrent=(tensors["decoder.rnn.weight_hh"] * halves[:, None]).reshape(-1, _ROWS, _WIDTH),
+            bias=(tensors["decoder.rnn.bias_ih"] + tensors["decoder.rnn.bias_hh"]) * halves,
             output=tensors["decoder.decoder.2.weight"][0, :, 0],
             output_bias=tensors["decoder.decoder.2.bias"][0],
         )
@@ -175,35 +177,44 @@ def _heard(weights: _Weights, memory: _Memory, frames: Array) -> tuple[Array, _M
     """Returns the probability of each frame, the memory after them, and the highest level up to each frame."""
     contexts = np.concatenate([memory.context[None], frames[:-1, -_CONTEXT:]])
     heard = np.concatenate([contexts, frames], axis=1)
-    low = ((heard[:, None] @ weights.low) @ weights.low.T)[:, 0]
-    lows = np.append(memory.lows, _level(low))
-    loudest = np.maximum.accumulate(np.append(np.float32(memory.loudest), _level(heard - low)))[1:]
+    shares = heard[:, None] @ weights.low  # the low sound is a sum of so much of each shape
+    energy = np.einsum("ijk,ijk->i", shares, shares)  # of the low sound, since the shapes are orthonormal
+    lows = np.append(memory.lows, _level(energy))
+    others = np.maximum(np.einsum("ij,ij->i", heard, heard) - energy, 0)
+    loudest = np.maximum.accumulate(np.append(np.float32(memory.loudest), _level(others)))[1:]
     gain = np.maximum(_QUIET / loudest if memory.amplified else np.ones_like(loudest), 1)
     sustained = np.lib.stride_tricks.sliding_window_view(lows, _SUSTAINED).min(axis=1)
     hum = np.clip(4 * (sustained * gain / _HUM - 1), 0, 1)  # the part of the low sound that is taken away
-    clear = (heard - hum[:, None] * low) * gain[:, None] if hum.any() or memory.amplified else heard
+    clear = heard - hum[:, None] * (shares @ weights.low.T)[:, 0] if hum.any() else heard
+    clear = clear * gain[:, None] if memory.amplified else clear
     mirrored = np.concatenate([clear, clear[:, -2 : -2 - _CONTEXT : -1]], axis=1)
     found, hidden, cell = _remembered(weights, _encoded(weights, mirrored), memory)
     after = _Memory(frames[-1, -_CONTEXT:].copy(), hidden, cell, lows[1 - _SUSTAINED :], loudest[-1], memory.amplified)
     return found, after, loudest
 
 
-def _level(frames: Array) -> Array:
-    """Returns the root mean square of each frame."""
-    level: Array = np.sqrt(np.einsum("ij,ij->i", frames, frames) / np.float32(frames.shape[1]))
+def _level(energy: Array) -> Array:
+    """Returns the root mean square of frames with so much energy."""
+    level: Array = np.sqrt(energy / np.float32(_CONTEXT + FRAME))
     return level
 
 
 def _remembered(weights: _Weights, features: Array, memory: _Memory) -> tuple[Array, Array, Array]:
-    """Runs the recurrent layer (LSTM) frame by frame. Returns the probability of each frame, and the layer's state."""
+    """Runs the recurrent layer (LSTM) frame by frame. Returns the probability of each frame, and the layer's state.
+
+    The sigmoid of x is (1 + tanh(x / 2)) / 2. The weights of the three gates that are sigmoids are halved when they are
+    read, which loses no bit, so that one tanh computes all four gates of a frame.
+    """
     gates = (features @ weights.input)[:, 0] + weights.bias
     states, hidden, cell = np.empty((len(gates), _WIDTH), np.float32), memory.hidden, memory.cell
+    half = np.float32(0.5)
     for row, gate in zip(states, gates, strict=True):
-        gate += np.einsum("ij,j->i", weights.recurrent, hidden)  # noqa: PLW2901  (in place)
-        taken, kept, shown = _sigmoid(gate.reshape(4, _WIDTH)[[0, 1, 3]])
-        cell = kept * cell + taken * np.tanh(gate[2 * _WIDTH : 3 * _WIDTH])
-        row[:] = hidden = shown * np.tanh(cell)
-    return _sigmoid(np.maximum(states, 0) @ weights.output + weights.output_bias), hidden, cell
+        gate += (weights.recurrent @ hidden).ravel()  # noqa: PLW2901  (in place)
+        waves = np.tanh(gate).reshape(4, _WIDTH)
+        taken, kept, _, shown = waves * half + half
+        cell = kept * cell + taken * waves[2]
+        hidden = np.multiply(shown, np.tanh(cell), out=row)
+    return _sigmoid(np.maximum(states, 0) @ weights.output + weights.output_bias), hidden.copy(), cell
 
 
 def _encoded(weights: _Weights, samples: Array) -> Array:
@@ -224,8 +235,9 @@ def _neighbours(features: Array, stride: int) -> Array:
     """Reshapes [frames, steps, channels] to [frames, steps / stride, 3 * channels]. Each step gets its two neighbours
     beside it, and zeros beyond the ends.
     """
-    steps = features.shape[1]
-    padded = np.pad(features, ((0, 0), (1, 1), (0, 0)))
+    frames, steps, channels = features.shape
+    padded = np.zeros((frames, steps + 2, channels), np.float32)
+    padded[:, 1:-1] = features
     return np.concatenate([padded[:, tap : tap + steps : stride] for tap in range(3)], axis=2)
 
 
