@@ -26,7 +26,7 @@ from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem
 from ..core.tracebacks import clear_frames
-from .blueprints.blueprint import AnyModel, Blueprint, Parts
+from .blueprints.blueprint import Blueprint, Parts
 from .blueprints.read import read_blueprint
 from .checkpoints.turns import TURNS
 from .checkpoints.whisper_tokenizer import whole_tokenizer
@@ -36,6 +36,7 @@ from .machine.defaults import OwnDefaults
 from .machine.threads import set_threads
 from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs
+from .memory.module import TransformerModel
 from .memory.resources import ReleaseReport, ResourceStack
 from .networks.network import Feed, Record
 from .sampler import Sampler
@@ -100,7 +101,7 @@ class TorchExecutor:
     and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
-    _parked_model: AnyModel | None = field(init=False, default=None, repr=False)
+    _parked_model: TransformerModel | None = field(init=False, default=None, repr=False)
     _blueprint: Blueprint | None = field(init=False, default=None, repr=False)
     _open: _Open | None = field(init=False, default=None, repr=False)
     _records: dict[int, Record] = field(init=False, factory=dict, repr=False)
@@ -166,7 +167,7 @@ class TorchExecutor:
         taken = self._take(blueprint, partial(blueprint.load, files))
         return evolve(taken, fingerprint=files.fingerprint)
 
-    def _take(self, blueprint: Blueprint, load: Callable[[], AnyModel]) -> Blueprint:
+    def _take(self, blueprint: Blueprint, load: Callable[[], TransformerModel]) -> Blueprint:
         """Allocates all that an open executor holds, each part under the name of its owner."""
         checkpoint, device = blueprint.checkpoint, blueprint.device
         own, vocabulary = self._stack.own, checkpoint.shape.vocabulary

@@ -34,7 +34,6 @@ from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Network
-from ..networks.whisper_model import WhisperModel
 from ..networks.whisper_network import WhisperAligner
 from ..speech.known import with_speech
 from .comparison import LONGEST, compare_decoder
@@ -43,7 +42,6 @@ from .passed import PassedComparisons, comparison_key
 NATIVE_ROWS = 256
 """The most rows in one call of the native library, few enough that results between operations stay in the caches."""
 
-AnyModel = WhisperModel | TransformerModel
 AnyPages = PagedKV | FrameStates
 
 
@@ -56,7 +54,7 @@ class Parts:
     """The parts of an open executor's model, each with an owner. ``None``: this kind of model has no such part."""
 
     network: Network
-    model: AnyModel
+    model: TransformerModel
     paged: AnyPages | None = None
     cross: CrossKV | FrameSlots | None = None
     aligner: WhisperAligner | None = None
@@ -188,14 +186,13 @@ class Blueprint:
         """Opens the weights, to be loaded later. Raises `CheckpointError` if they cannot be read."""
         raise NotImplementedError
 
-    def load(self, files: Any) -> AnyModel:
+    def load(self, files: Any) -> TransformerModel:
         """Loads the model with the weights that `files` returned."""
         raise NotImplementedError
 
-    def place(self, model: Any, *, copied: bool = False) -> AnyModel:
-        """Returns ``model`` on its device. Tensors that are there already are shared, unless
-        ``copied`` is true."""
-        raise NotImplementedError
+    def place(self, model: TransformerModel, *, copied: bool = False) -> TransformerModel:
+        """Returns ``model`` on its device. Tensors that are there already are shared, unless ``copied`` is true."""
+        return model.to(self.device, copied=copied)
 
     def take(self, own: Own, model: Any) -> Parts:
         """Allocates all that the loaded ``model`` needs besides its weights, each part under the name of its owner."""
@@ -317,10 +314,6 @@ class ModuleBlueprint(Blueprint):
         model = self.place(loaded, copied=is_mapped(self.checkpoint.folder))
         loaded.release()
         return model
-
-    def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
-        whole: TransformerModel = model
-        return whole.to(self.device, copied=copied)
 
     def read(self) -> nn.Module:
         """Reads the module, on the CPU."""

@@ -9,8 +9,10 @@ from attrs import evolve, frozen
 
 from ...core.model import ModelDescription
 from ..checkpoints.whisper_checkpoint import Checkpoint, WeightFiles
+from ..memory.module import TransformerModel
+from ..native.crossed_decoder import CrossedDecoder
 from ..networks.features import LogMel
-from ..networks.whisper_model import WhisperModel
+from ..networks.whisper_model import load_whisper
 from ..networks.whisper_network import WhisperAligner, WhisperNetwork
 from ..networks.whisper_program import unknown
 from ..speech.whisper_speech import with_whisper
@@ -23,16 +25,11 @@ class WhisperBlueprint(Blueprint):
 
     checkpoint: Checkpoint
 
-    def place(self, model: Any, *, copied: bool = False) -> WhisperModel:
-        assert not copied, "weights are copied when they are read"
-        placed: WhisperModel = model.to(self.device)
-        return placed
-
     def files(self) -> WeightFiles:
         return WeightFiles.open(self.checkpoint.folder)
 
-    def load(self, files: WeightFiles) -> WhisperModel:
-        return WhisperModel.load(
+    def load(self, files: WeightFiles) -> TransformerModel:
+        module = load_whisper(
             files,
             self.checkpoint,
             device=self.device,
@@ -40,6 +37,7 @@ class WhisperBlueprint(Blueprint):
             int8=self.config.quantization is not None,
             native=self.not_native() is None,
         )
+        return TransformerModel(module)
 
     def not_native(self) -> str | None:
         return super().not_native() or unknown(self.checkpoint.shape, self.checkpoint.activation)
@@ -59,10 +57,10 @@ class WhisperBlueprint(Blueprint):
             device=self.device,
         )
         if why_not is None:
-            encoder, written = self.open_runner(model.encoder_program(), rows=rows), model.decoder_program()
-            own("native", encoder)
-            native = own("native", self.open_runner(written.program, paged, cross))
-            network = evolve(network, native=native, encoder=encoder, queries=written.queries)
+            encoder = own("native", self.open_runner(model.module.encoder_program(), rows=rows))
+            written = CrossedDecoder(model.module).program(network.positions, apart=True)
+            native = own("native", self.open_runner(written, paged, cross))
+            network = evolve(network, native=native, encoder=encoder, queries=written.crossing)
         aligner = WhisperAligner(network=network, settings=self.checkpoint.alignment)
         return Parts(network=network, model=model, paged=paged, cross=cross, aligner=aligner)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -87,9 +87,6 @@ def check_architecture(folder: Path) -> dict[str, Any]:
             f"{folder} has quantized weights; allowed: float weights, and EngineConfig(quantization='int8') for int8"
         )
     return config
-
-
-Activation = Callable[["Tensor"], "Tensor"]
 
 
 @frozen(kw_only=True)
@@ -201,13 +198,6 @@ class WeightFiles:
 
         fill(target, self._pieces(name, target), scale)
 
-    def quantize(self, name: str, target: Tensor, scales: Tensor, *, scale: float = 1.0) -> None:
-        """Writes the tensor times ``scale`` to ``target`` in int8, with ``scales``; see `fill_quantized`. Raises the
-        errors of `get`."""
-        from .int8 import fill_quantized
-
-        fill_quantized(target, scales, self._pieces(name, target), scale)
-
     def _pieces(self, name: str, target: Tensor) -> Generator[Tensor, None, None]:
         """Returns the values of the tensor, which must have the shape of ``target``."""
         if name not in self._sources:
@@ -241,7 +231,7 @@ class Checkpoint(AnyCheckpoint):
     shape: WhisperShape
     encoder_inner: int
     decoder_inner: int
-    activation: Activation = field(repr=False)
+    activation: str  # the name of the activation function
     tied: bool  # the head is the token embedding unless the weights have a head
     features: FeatureSettings
     tokens: WhisperTokens
@@ -340,21 +330,17 @@ def _shape(config: Settings) -> WhisperShape:
     return shape
 
 
-def _activation(config: Settings) -> Activation:
-    from torch.nn import functional
-
+def _activation(config: Settings) -> str:
     name = config.get("activation_function")
     if not isinstance(name, str):
         raise config.bad("activation_function", "a name")
     if name == "gelu":  # in every Whisper except in tests; the import below takes two seconds
-        return functional.gelu
+        return name
     from transformers.activations import ACT2FN
 
-    try:
-        activation: Activation = ACT2FN[name]
-    except KeyError:
-        raise UnsupportedModel(f"activation_function={name!r}; allowed: {', '.join(sorted(ACT2FN))}") from None
-    return activation
+    if name not in ACT2FN:
+        raise UnsupportedModel(f"activation_function={name!r}; allowed: {', '.join(sorted(ACT2FN))}")
+    return name
 
 
 def _features(folder: Path, shape: WhisperShape) -> FeatureSettings:

@@ -1,4 +1,2 @@
-"""Linear layers that torch computes: holders of their weights (`layers`), modules with weights in int8 (`modules`), and
-layers that other libraries quantized (`stored`).
-
-The folder imports `checkpoints` and `native`. Weights are held once: each layer reads the only copy."""
+"""Linear layers in int8 as modules that torch computes (`modules`), and layers that other libraries quantized
+(`stored`). Weights are held once: each layer reads the only copy."""

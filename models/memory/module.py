@@ -1,4 +1,4 @@
-"""A module of transformers as a holder of tensors: it is loaded, copied to other devices, and emptied completely."""
+"""A module as a holder of tensors: it is loaded, copied to other devices, and emptied completely."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAMPLE = 256  # values of each tensor that go into a fingerprint
 
 @define(eq=False)
 class TransformerModel:
-    """A loaded module of transformers, for inference."""
+    """A loaded module of transformers or of Whisper, for inference."""
 
     _module: nn.Module | None = field(repr=False)
 

@@ -1,4 +1,4 @@
-"""Decoders of transformers' encoder-decoder models as programs of the native library.
+"""Decoders of encoder-decoder models, whose modules have the names of transformers, as programs of the native library.
 
 Each layer has self-attention, cross-attention and a feed-forward part, each with a residual sum and a norm. The norm
 follows the sum in BART (Lewis et al. 2020); it precedes attention or the feed-forward part in mBART (Liu et al. 2020),
@@ -21,7 +21,7 @@ from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of,
 from .program import MULTIPLE, Attention, Normed, Program
 
 MODEL_TYPES = frozenset(
-    {"bart", "mbart", "pegasus", "t5", "mt5", "moonshine", "moonshine_streaming", "cohere_asr", "canary"}
+    {"whisper", "bart", "mbart", "pegasus", "t5", "mt5", "moonshine", "moonshine_streaming", "cohere_asr", "canary"}
 )
 """Model types of configurations whose decoder layers this module knows."""
 
@@ -125,6 +125,7 @@ def _of_speech(layer: Any) -> _Layer:
 
 
 _KINDS: dict[str, Callable[[Any], _Layer]] = {
+    "WhisperDecoderLayer": _of_bart,
     "BartDecoderLayer": _of_bart,
     "MBartDecoderLayer": _of_bart,
     "PegasusDecoderLayer": _of_bart,
@@ -186,15 +187,23 @@ class CrossedDecoder:
         """Replaces the linear layers and the embedding of the decoder by packed matrices, one after the other: at no
         time is more than one matrix held twice. The linear layers that compute the contents of slots are not
         replaced."""
-        for layer in map(_Layer.of, self.layers):
-            for parent, names in layer.matrices:
-                pack_linears(parent, names)
+        for layer in self.layers:
+            self.pack_layer(layer)
+        self.pack_words()
+
+    def pack_layer(self, layer: Any, *, int8: bool = False) -> None:
+        """Does the part of `pack` that concerns one layer."""
+        for parent, names in _Layer.of(layer).matrices:
+            pack_linears(parent, names, int8=int8)
+
+    def pack_words(self, *, int8: bool = False) -> None:
+        """Does the part of `pack` that concerns the embedding and the head."""
         bias = getattr(self.module, "final_logits_bias", None)
         if bias is None or not bias.any():
-            pack_words(self.module, self.base.embed_tokens, self.head)
+            pack_words(self.module, self.base.embed_tokens, self.head, int8=int8)
             return
         self.module.final_logits_bias = torch.zeros(1, 1, dtype=torch.float32)  # the head adds it
-        pack_words(self.module, self.base.embed_tokens, self.head, bias=bias[0])
+        pack_words(self.module, self.base.embed_tokens, self.head, int8=int8, bias=bias[0])
 
     def keys_values(self, layer: int, output: Tensor) -> tuple[Tensor, Tensor]:
         """Computes a layer's keys and values, [kv_heads, length, size] each, of an encoder output [length, hidden].
@@ -205,13 +214,14 @@ class CrossedDecoder:
         keys, values = of_keys(output).view(shape).transpose(0, 1), of_values(output).view(shape).transpose(0, 1)
         return functional.pad(keys, filled), functional.pad(values, filled)
 
-    def program(self, positions: int, distances: Tensor | None = None) -> Program:
+    def program(self, positions: int, distances: Tensor | None = None, *, apart: bool = False) -> Program:
         """Writes the program of the decoder, which must be packed.
 
         Args:
             positions: the largest number of positions of a sequence.
             distances: numbers that are added to scores by the distance of query and key, [distances, heads]; the last
                 row is for all larger distances, too.
+            apart: the queries of cross-attention have a buffer for each layer, `Program.crossing`.
         """
         program, base, layers = Program(), self.base, list(map(_Layer.of, self.layers))
         turned, added = 0, None if distances is None else plain(distances.T)
@@ -220,14 +230,16 @@ class CrossedDecoder:
             turned = 2 * program.turns[0][0].shape[1]  # dimensions of a head
         inputs, _, queries, _, _, narrow = layers[0].panels()
         hidden, split = program.buffer(base.config.hidden_size), program.buffer(inputs.outputs)
-        asked, attended = program.buffer(queries.outputs), program.buffer(queries.outputs)
+        attended = program.buffer(queries.outputs)
+        count = len(layers) if apart else 1
+        crossing = tuple(map(program.buffer, [queries.outputs] * count))  # no closure here, see `core.tracebacks`
         inner, last = program.buffer(narrow.inputs), program.buffer(base.config.hidden_size)
         self._embed(program, hidden, positions)
         for index, layer in enumerate(layers):
             inputs, out, queries, cross_out, widen, narrow = layer.panels()
             own = _attention(index, layer.own, *layer.linears[:2], turned=turned, paired=True, distances=added)
             cross = _attention(index, layer.cross, layer.linears[4], layer.keys_values[0], turned=0)
-            norms = list(map(norm_of, layer.norms))
+            norms, asked = list(map(norm_of, layer.norms)), crossing[index % count]
             before = [None] * len(norms) if layer.behind else norms
             program.linear(hidden, split, inputs, Ending.STORE, norm=before[0])
             program.attend(split, attended, own)
@@ -248,6 +260,7 @@ class CrossedDecoder:
         program.norm(hidden, last, self._last_norm(layers[-1]), wanted=True)
         program.linear(last, program.buffer(head.outputs), head, Ending.STORE, wanted=True)
         program.has_head = program.chooses = True
+        program.crossing = crossing
         return program
 
     def _embed(self, program: Program, hidden: int, positions: int) -> None:

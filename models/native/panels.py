@@ -102,12 +102,6 @@ class Panels:
         weights before packing, apart from the rounding to int8."""
         return self.rows(torch.arange(start, stop))
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Computes the linear layer with torch, [..., inputs] to [..., outputs], both float32. Inputs are not
-        quantized."""
-        bias = None if self.bias is None else self.bias[: self.outputs]
-        return functional.linear(inputs, self.part(0, self.outputs), bias)
-
     def data(self) -> Any:
         """Returns a pointer for the library, which is valid as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()

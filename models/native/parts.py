@@ -127,8 +127,17 @@ def scale_of(embedding: Any) -> float | None:
 
 def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False) -> None:
     """Replaces linear layers of ``parent``, which all read the same inputs, by one packed matrix."""
-    modules = [getattr(parent, name) for name in names]
-    for name, made in zip(names, packed(modules, int8=int8), strict=True):
+    pack_joined([(parent, name) for name in names], int8=int8)
+
+
+def pack_joined(places: Sequence[tuple[Any, str]], *, int8: bool = False) -> None:
+    """Replaces linear layers of several modules, which all read the same inputs, by one packed matrix.
+
+    Args:
+        places: the module and the name of each layer.
+    """
+    modules = [getattr(parent, name) for parent, name in places]
+    for (parent, name), made in zip(places, packed(modules, int8=int8), strict=True):
         setattr(parent, name, made)
 
 

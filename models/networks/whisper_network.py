@@ -23,12 +23,13 @@ from ..attention.alignment import cross_weights, first_frames, mean_weights
 from ..attention.paged import PagedStep
 from ..checkpoints.alignment import AlignmentSettings
 from ..memory.encoder_outputs import EncoderOutputs
+from ..memory.module import TransformerModel
 from ..memory.rows import slot_of
 from ..memory.slots import CrossStep
+from ..native.crossed_decoder import CrossedDecoder
 from ..native.runner import Runner
 from .features import LogMel
 from .network import CrossedNetwork, Feed
-from .whisper_model import WhisperModel
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,7 +49,7 @@ class WhisperNetwork(CrossedNetwork):
     names the buffers of ``native`` that hold the queries of each layer's cross-attention.
     """
 
-    model: WhisperModel
+    model: TransformerModel
     log_mel: LogMel
     encoder: Runner | None = None
     queries: tuple[int, ...] = ()
@@ -57,15 +58,20 @@ class WhisperNetwork(CrossedNetwork):
         return encode_windows(self.model, self.log_mel, jobs, self.encoder)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
-        found = self.model.cross_keys_values(output) if self.encoder is None else self.encoder.head(output)
-        self.cross.write_all(slot, found)
+        if self.encoder is not None:
+            self.cross.write_all(slot, self.encoder.head(output))
+            return
+        self.cross.begin(slot, len(output))
+        decoder = CrossedDecoder(self.model.module)
+        for layer in range(self.cross.layers):
+            self.cross.write(slot, layer, *decoder.keys_values(layer, output))
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         if self.native is not None:
             return self.native.step(*self.fed(feeds, wanted, outputs))
         reading = self.read(feeds, ())
         if not wanted:
-            return reading.hidden.new_empty(0, self.model.shape.vocabulary, dtype=torch.float32)
+            return reading.hidden.new_empty(0, self.model.module.proj_out.out_features, dtype=torch.float32)
         rows_of = [reading.starts[index] + offset for index, offset in wanted]
         return self.head(reading.hidden[torch.tensor(rows_of, device=self.device)])
 
@@ -76,19 +82,19 @@ class WhisperNetwork(CrossedNetwork):
         self.paged.enter([feed.part for feed in feeds])
         fed, rows = self.fed(feeds, ())
         tokens, positions = torch.tensor([fed, rows.positions]).to(self.device)
-        kept: dict[int, Tensor] = {}
         step, crossing = PagedStep(self.paged, rows), CrossStep.of(self.cross, rows)
-        hidden = self.model.decode(tokens, positions, step, crossing, kept)
+        hidden, kept = self.model.module.decode(tokens, positions, step, crossing)
         starts = dict(zip(rows.order, rows.starts, strict=True))
         return ReadChunks(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
 
     def head(self, hidden: Tensor) -> Tensor:
         """Returns logits [rows, vocabulary], float32, of hidden states from `read`."""
-        return self.model.logits(hidden) if self.native is None else self.native.head(hidden)
+        logits: Tensor = self.model.module.logits(hidden) if self.native is None else self.native.head(hidden)
+        return logits
 
     def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> ReadChunks:
         fed, rows = self.fed(feeds, ())
-        shape = len(fed), self.model.shape.width
+        shape = len(fed), self.model.module.config.hidden_size
         kept = {self.queries[layer]: torch.empty(shape, dtype=torch.float32) for layer in layers}
         in_order = evolve(rows, wanted=range(len(fed)))
         hidden = native.step(fed, in_order, hidden=True, kept=kept)
@@ -97,7 +103,7 @@ class WhisperNetwork(CrossedNetwork):
 
 
 def encode_windows(
-    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncoderItem], runner: Runner | None = None
+    model: TransformerModel, log_mel: LogMel, jobs: Sequence[EncoderItem], runner: Runner | None = None
 ) -> list[Tensor]:
     """Encodes windows, as `Network.encode` does. Windows of the same length share a launch. With a ``runner`` (see
     `WhisperModel.encode`), each window is computed alone: one window has enough rows, and its bits do not depend on
@@ -114,15 +120,16 @@ def encode_windows(
 
 
 def _encode(
-    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncoderItem], embeddings: int, runner: Runner | None
+    model: TransformerModel, log_mel: LogMel, jobs: Sequence[EncoderItem], embeddings: int, runner: Runner | None
 ) -> Tensor:
     """Returns encoder outputs [jobs, embeddings, width]. If ``embeddings`` is less than the model's number, the windows
     are shorter in proportion."""
-    most = model.shape.embeddings
+    most = len(model.module.encoder.embed_positions.weight)
     assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
     limit = log_mel.settings.window_samples * embeddings // most
     samples = log_mel.pad([_samples(job, limit) for job in jobs])
-    return model.encode(log_mel(samples, log_mel.settings.frames * embeddings // most), runner)
+    found: Tensor = model.module.encode(log_mel(samples, log_mel.settings.frames * embeddings // most), runner)
+    return found
 
 
 def _samples(job: EncoderItem, limit: int) -> Tensor:

@@ -267,8 +267,8 @@ def test_the_head_is_the_files_own(open_driver, copy, job, audio, features, ids,
     save_file(tensors, path, metadata={"format": "pt"})
     rewrite(copy / "config.json", set_to(tie_word_embeddings=tied))
     driver, everything = open_driver(copy), tuple(range(ids.vocabulary))
-    decoder = driver.executor._open.parts.model._decoder
-    assert (decoder.head is decoder.tokens) is not own
+    held = driver.executor._open.parts.model.module
+    assert (held.proj_out.packed is held.decoder.embed_tokens.weight) is not own
     model, prompt = WhisperForConditionalGeneration.from_pretrained(copy), (ids.start, ids.en)
     with torch.inference_mode():
         expected = model(features(audio(1)), decoder_input_ids=torch.tensor([prompt])).logits[0, 1].log_softmax(-1)

@@ -48,7 +48,7 @@ def tensors_of(executor):
         now.parts.cross._pool,
         now.parts.network.log_mel._filters,
         now.parts.network.log_mel._window,
-        *now.parts.model._tensors,
+        *now.parts.model.tensors(),
     ]
     found += [*now.outputs._outputs.values(), *now.masks.tensors()]
     return [weakref.ref(tensor) for tensor in found]

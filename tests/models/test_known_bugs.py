@@ -65,23 +65,23 @@ def test_s1_the_kv_pool_is_kept_after_close(open_driver, checkpoint, no_collecto
 
 def keep_in_a_runner(executor):
     """The runner's own handle on the model's layers."""
-    executor.model_state = executor._open.parts.model._decoder
+    executor.model_state = dict(executor._open.parts.model.module.decoder.named_buffers())
 
 
 def keep_in_a_speculator(executor):
     """A draft model shares the embedding."""
-    executor.draft = {"embedding": executor._open.parts.model._decoder.tokens}
+    executor.draft = {"embedding": executor._open.parts.model.module.decoder.embed_tokens.weight}
 
 
 def keep_in_a_pooling_head(executor):
     """A pooling runner that normalises as the encoder does."""
-    norm = executor._open.parts.model._encoder.norm
-    executor.pool = lambda hidden: norm(hidden).mean(0)
+    gain = executor._open.parts.model.module.encoder.layer_norm.weight
+    executor.pool = lambda hidden: (hidden * gain).mean(0)
 
 
 def keep_in_a_graph(executor):
     """A captured graph reads the weights where they lie."""
-    executor.replay = partial(torch.matmul, executor._open.parts.model._decoder.head)
+    executor.replay = partial(torch.matmul, executor._open.parts.model.module.proj_out.packed)
 
 
 @PLANTED

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.models.checkpoints.int8 import fill_quantized, quantize
-from triolet.models.linear.layers import FloatLinear, Int8Linear, multiplies_int8
-from triolet.models.native.panels import Panels
+from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, multiplies_int8, quantize
+from triolet.models.native.parts import packed
 
 SIZES = st.sampled_from([(1, 1), (7, 16), (128, 32), (300, 48), (512, 64)])
 ROWS = st.integers(0, 40)
@@ -18,12 +17,16 @@ ROWS = st.integers(0, 40)
 def float_linear(outputs, inputs, *, bias=True, dtype=torch.float32, seed=0):
     make = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=make).to(dtype)
-    return FloatLinear(weight, torch.randn(outputs, generator=make).to(dtype) if bias else None)
+    made = torch.nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    made.weight.data = weight
+    if bias:
+        made.bias.data = torch.randn(outputs, generator=make).to(dtype)
+    return made
 
 
 def int8_linear(linear, dtype=torch.float32):
     weight, scales = quantize(linear.weight, dtype)
-    return Int8Linear(weight, scales, None if linear.bias is None else linear.bias.to(dtype))
+    return QuantizedLinear(weight, scales, None if linear.bias is None else linear.bias.to(dtype))
 
 
 def inputs_for(linear, rows, seed=1):
@@ -43,7 +46,7 @@ def expected(inputs, weight, bias):
 def test_the_product_is_computed(size, rows, bias, panels):
     linear = float_linear(*size, bias=bias)
     inputs = inputs_for(linear, rows)
-    found = (Panels.of(linear.weight.clone(), linear.bias) if panels else linear)(inputs)
+    found = (packed([linear], int8=False)[0] if panels else linear)(inputs)
     torch.testing.assert_close(found.double(), expected(inputs, linear.weight, linear.bias), atol=1e-4, rtol=1e-4)
 
 
@@ -70,24 +73,10 @@ def test_int8_inputs_of_a_row_do_not_depend_on_its_batch(size, rows, scale):
     torch.testing.assert_close(together, alone, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("compute", [Int8Linear.__call__, Int8Linear.exactly, Int8Linear._of_quantized])
+@pytest.mark.parametrize("compute", [QuantizedLinear.forward, QuantizedLinear._of_exact, QuantizedLinear._of_quantized])
 def test_a_row_of_zeros_gives_the_bias(compute):
     linear = int8_linear(float_linear(16, 8))
     torch.testing.assert_close(compute(linear, torch.zeros(1, 8))[0], linear.bias)
-
-
-@settings(max_examples=40)
-@given(size=SIZES, piece=st.integers(1, 200), scale=st.sampled_from([1.0, 0.125]))
-def test_quantizing_piece_by_piece_is_quantizing_the_whole(size, piece, scale):
-    """Wherever the pieces end."""
-    weight = float_linear(*size).weight
-    flat = weight.flatten()
-    pieces = (flat[start : start + piece] for start in range(0, len(flat), piece))
-    found, scales = torch.empty(size, dtype=torch.int8), torch.empty(size[0])
-    fill_quantized(found, scales, pieces, scale)
-    whole = quantize(weight * scale, torch.float32)
-    assert torch.equal(found, whole[0])
-    assert torch.equal(scales, whole[1])
 
 
 @given(size=SIZES, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
@@ -101,8 +90,6 @@ def test_a_quantized_weight_is_at_most_half_a_step_away(size, dtype):
 
 
 def test_a_head_is_the_embedding_too():
-    linear = float_linear(12, 8, bias=False)
-    indices = torch.tensor([3, 0, 3])
-    assert torch.equal(linear.rows(indices), linear.weight[indices])
-    quantized = int8_linear(linear)
-    assert torch.equal(quantized.rows(indices), dequantized(quantized)[indices])
+    quantized, indices = int8_linear(float_linear(12, 8, bias=False)), torch.tensor([3, 0, 3])
+    embedded = QuantizedEmbedding(quantized.weight, quantized.scales)(indices)
+    assert torch.equal(embedded, dequantized(quantized)[indices])

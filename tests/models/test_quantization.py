@@ -12,9 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from triolet.core.config import EngineConfig
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import Pooling
-from triolet.models.checkpoints.int8 import quantize
-from triolet.models.linear.layers import Int8Linear
-from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, quantize_modules
+from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, quantize, quantize_modules
 from triolet.models.machine.devices import computes_in_bfloat16
 from triolet.models.native.library import Library
 
@@ -51,7 +49,7 @@ def rounded(model):
 @pytest.fixture
 def exactly(monkeypatch):
     """Layers compute what their weights say: their inputs stay as they are."""
-    monkeypatch.setattr(Int8Linear, "__call__", Int8Linear.exactly)
+    monkeypatch.setattr(QuantizedLinear, "exact", True)
 
 
 def weight_bytes(executor):
@@ -102,7 +100,7 @@ def test_an_encoder_in_int8_says_nearly_the_same(open_driver, folder, monkeypatc
     model = rounded(AutoModel.from_pretrained(folder("bert"), dtype=torch.float32).eval())
     with torch.inference_mode():
         hidden = model(torch.tensor([job.prompt])).last_hidden_state[0].mean(0)
-    monkeypatch.setattr(Int8Linear, "__call__", Int8Linear.exactly)
+    monkeypatch.setattr(QuantizedLinear, "exact", True)
     again = driver.run(job)[0].vector
     assert again == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
 

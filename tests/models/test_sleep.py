@@ -16,7 +16,7 @@ from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import executor as module
 from triolet.models.blueprints import blueprint as common
 from triolet.models.blueprints import whisper_blueprint as blueprint
-from triolet.models.networks.whisper_model import WhisperModel
+from triolet.models.memory.module import TransformerModel
 
 BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
 
@@ -90,8 +90,8 @@ def test_a_head_that_is_the_embedding_stays_one_tensor(driver):
     """The tied head is not parked twice."""
     before = driver.executor.memory().by_owner["weights"]
     moved = driver.executor._open.parts.model.to(torch.device("meta"))
-    assert moved._decoder.head is moved._decoder.tokens
-    assert sum(tensor.nbytes for tensor in moved.tensors()) == before
+    assert moved.module.proj_out.packed is moved.module.decoder.embed_tokens.weight
+    assert sum(tensor.nbytes for tensor in set(moved.tensors())) == before
     assert all(tensor.is_meta for tensor in moved.tensors())
 
 
@@ -130,7 +130,7 @@ def test_asleep_only_reset_memory_and_close_are_allowed(driver, audio, keep_weig
 STAGES = [
     (True, common.PagedKV, "allocate"),
     (True, module.RuleMasks, "__init__"),
-    (True, WhisperModel, "to"),
+    (True, TransformerModel, "to"),
     (False, blueprint.WeightFiles, "get"),
     (False, module._Open, "__init__"),
 ]
@@ -190,12 +190,12 @@ def test_half_moved_weights_die_with_the_error(books, driver, monkeypatch, watch
     """Between two kinds of memory (here to one without bytes): when it is full half-way, the weights are where they
     were, and no half copy lives."""
     executor, elsewhere = driver.executor, torch.device("meta")
-    weights, to = books.check(executor)["weights"], WhisperModel.to
+    weights, to = books.check(executor)["weights"], TransformerModel.to
     if call == "wake":
         executor.sleep(keep_weights=True)
     books.check(executor)
     with monkeypatch.context() as patch:
-        patch.setattr(WhisperModel, "to", lambda self, device: to(self, elsewhere))
+        patch.setattr(TransformerModel, "to", lambda self, device, *, copied=False: to(self, elsewhere))
         for number in (1, 2, 30, 60):
             with watch(fail_at=number) as watched, pytest.raises(DeviceOutOfMemory) as kept:
                 executor.wake() if call == "wake" else executor.sleep(keep_weights=True)
@@ -210,11 +210,11 @@ def test_a_sleep_without_room_on_the_host_changes_nothing(driver, audio, ids, jo
     """It is awake, and goes on with what it knew."""
     driver.encode(a=audio(1))
 
-    def fail(self, device):
+    def fail(self, device, *, copied=False):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(WhisperModel, "to", fail)
+        patch.setattr(TransformerModel, "to", fail)
         with pytest.raises(DeviceOutOfMemory, match="a copy of the weights does not fit into the host's memory"):
             driver.executor.sleep(keep_weights=True)
     assert "parked_weights" not in driver.executor.memory().by_owner
