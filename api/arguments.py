@@ -10,7 +10,7 @@ from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
 from .inputs.messages import Message
 from .outputs.results import Turn
-from .speech.diarizer import AudioDiarizer
+from .speech.speakers import AudioDiarizer
 from .speech.voice import VoiceActivity
 from .speech.word_aligner import WordAligner
 

@@ -34,9 +34,9 @@ from .making import DRAIN, settings_of, shown, supervisor, unknown_keyword
 from .outputs.results import Completion, Transcript, Turn, Word
 from .outputs.streams import DeltaStream, StreamBlock
 from .speech.aligning import AlignQuery
-from .speech.diarizing import DiarizeQuery
 from .speech.options import read_options
-from .speech.segments import SegmentStream
+from .speech.speakers import DiarizeQuery
+from .speech.transcription import SegmentStream
 
 
 class Engine:

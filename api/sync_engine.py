@@ -28,7 +28,7 @@ from .hosts.trio_engine import TrioEngine
 from .making import shown, unknown_keyword
 from .outputs.results import Delta, LiveText, Segment
 from .outputs.streams import unopened
-from .speech.segments import ReadSoFar, SegmentStream
+from .speech.transcription import ReadSoFar, SegmentStream
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from claims import Claims
 
-from triolet.api.inputs.blocks import open_blocks
+from triolet.api.inputs.audio import open_blocks
 from triolet.core.errors import InvalidRequest
 
 FORMATS = {

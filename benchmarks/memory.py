@@ -49,7 +49,7 @@ from triolet.api.inputs.audio import load_audio
 from triolet.api.inputs.recording import Recording
 from triolet.api.speech.hearing import Hearing
 from triolet.api.speech.silero import Silero
-from triolet.api.speech.spans import SpanRules
+from triolet.api.speech.voice import SpanRules
 from triolet_testing import live_bytes
 
 RATE = 16_000

@@ -31,8 +31,8 @@ from claims import Claims
 from triolet.api.inputs.recording import Recording
 from triolet.api.speech.hearing import Hearing
 from triolet.api.speech.silero import Silero
-from triolet.api.speech.spans import SpanRules
 from triolet.api.speech.speakers import named_turns
+from triolet.api.speech.voice import SpanRules
 from triolet.api.speech.voices import VoiceClusters
 from triolet.models.machine.openmp import prepare_openmp
 

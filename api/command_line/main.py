@@ -25,8 +25,7 @@ import click
 from click.shell_completion import shell_complete
 
 from ...core.config import EngineConfig
-from .devices import devices
-from .doctor import doctor
+from .doctor import devices, doctor
 from .embed import embed
 from .generate import generate
 from .pages import Page, Pages

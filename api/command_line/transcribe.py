@@ -25,10 +25,9 @@ from .given import STDIN, check_model, file_fault, shown
 from .other_programs import WARNINGS, TranscribeCommand
 from .pages import MODEL, REPORTS, folders, in_flags
 from .pages import files as complete_files
-from .progress import Progress
 from .terminal import FAILED, complain, is_terminal, stdout
 from .trace import TraceFile
-from .transcribe_job import Job
+from .transcribe_job import Job, Progress
 
 DEMO = "demo"
 _SIZES = ("tiny", "base", "small", "medium", "large", "large-v2", "large-v3", "turbo")

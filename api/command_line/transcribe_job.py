@@ -7,23 +7,85 @@ import itertools
 import math
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import trio
 from attrs import define, evolve, field
 
 from ...core.errors import TrioletError
-from ..outputs.results import Transcript
+from ..formats.writers import timed_line
+from ..outputs.results import Segment, Transcript
 from ..speech.options import TranscribeOptions
 from ..speech.recipe import Recipe
-from ..speech.segments import SegmentStream
+from ..speech.transcription import SegmentStream
 from .destinations import Destination
 from .given import STDIN, read_stdin, shown
 from .pages import in_flags
-from .progress import Progress
-from .terminal import FAILED, PIPE_CLOSED, OutputError, complain
+from .terminal import FAILED, PIPE_CLOSED, OutputError, complain, is_terminal, visible
+
+_FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left, {rate_noinv_fmt}"
+_FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}, {rate_noinv_fmt}"
+
+
+class Progress:
+    """A bar of seconds of audio on standard error, with the speed (seconds of audio a second). There is no bar if
+    standard error is not a terminal. ``shows_text``: `show` writes segments to standard error.
+    """
+
+    def __init__(self, *, shows_text: bool = False) -> None:
+        self._shows_text = shows_text
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    @property
+    def has_bar(self) -> bool:
+        """True if there is a bar once a file was opened."""
+        return is_terminal(sys.stderr)
+
+    def begin(self, seconds: float | None) -> None:
+        """Adds the length of a file that was opened; ``None``: its length is not known."""
+        if self._bar is None:
+            from tqdm import tqdm
+
+            form = _FORM_WITHOUT_TOTAL if seconds is None else _FORM
+            options = {"leave": False, "unit": " s of audio", "smoothing": 0, "bar_format": form}
+            self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, **options)
+        elif seconds is None:
+            self._bar.total, self._bar.bar_format = None, _FORM_WITHOUT_TOTAL
+        elif self._bar.total is not None:
+            self._bar.total += seconds
+            self._bar.refresh()
+
+    def advance(self, seconds: float) -> None:
+        """Counts ``seconds`` more of audio as done."""
+        if self._bar is not None:
+            self._bar.update(seconds)
+            self._bar.refresh()
+
+    def show(self, name: str | None, segment: Segment) -> None:
+        """Writes a final segment with its times, and the ``name`` of its file if there are several."""
+        if self._shows_text:
+            self.clear()
+            click.echo(visible((f"{name} " if name else "") + timed_line(segment)), err=True)
+
+    def clear(self) -> None:
+        """Makes room for a line on the terminal."""
+        if self._bar is not None:
+            self._bar.clear()
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
 
 PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel by default
 _REFRESH = 0.25  # seconds from one look at the streams to the next

@@ -13,11 +13,10 @@ from attrs import evolve
 from ...core.checks import shown
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
-from ..live.audio import Ear
 from ..live.endpoints import Endpointer
 from ..live.options import LiveOptions
 from ..live.reader import UtteranceReader
-from ..live.session import LiveTranscription
+from ..live.session import Ear, LiveTranscription
 from ..live.streamed_session import StreamReader
 from ..speech.options import TranscribeOptions
 from ..speech.reader import RunRequests, WindowReader

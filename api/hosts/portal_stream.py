@@ -20,7 +20,7 @@ from ...core.timings import Timings
 from ..live.session import LiveSession
 from ..outputs.results import Delta, LiveText, Progress, Segment
 from ..outputs.streams import DeltaStream
-from ..speech.segments import SegmentStream
+from ..speech.transcription import SegmentStream
 from .trio_thread import Answer, Call, TrioThread, captured, nothing, unwrapped
 
 Opened = TypeVar("Opened")

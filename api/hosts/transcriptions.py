@@ -20,18 +20,16 @@ from ...core.model import ModelDescription
 from ..inputs.audio import AudioSource
 from ..inputs.recording import Recording
 from ..inputs.sources import with_track
-from ..speech.cuts import CutRules
-from ..speech.diarizer import Diarizer, SpeakerListener, turns_of
 from ..speech.hearing import Hearing
 from ..speech.options import TranscribeOptions
 from ..speech.parallel import ParallelTranscription
-from ..speech.plan import Plan
+from ..speech.plan import CutRules, Plan
 from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe, speech_model
 from ..speech.silero import Silero
-from ..speech.spans import SpanRules
+from ..speech.speakers import Diarizer, SpeakerListener, turns_of
 from ..speech.transcription import Transcription
-from ..speech.voice import VoiceActivity, at_rate
+from ..speech.voice import SpanRules, VoiceActivity, at_rate
 from ..speech.voices import VoiceClusters
 from .alternatives import background
 

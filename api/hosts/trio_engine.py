@@ -43,11 +43,10 @@ from ..outputs.results import Completion, Transcript, Turn, Word
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, completion_of, output_of, sampled_of
 from ..speech.aligning import AlignQuery, align
-from ..speech.diarizing import DiarizeQuery, diarize
 from ..speech.options import TranscribeOptions
-from ..speech.segments import SegmentStream
 from ..speech.silero import Silero
-from ..speech.transcription import Transcription
+from ..speech.speakers import DiarizeQuery, diarize
+from ..speech.transcription import SegmentStream, Transcription
 from ..speech.windows import Generated
 from .alternatives import run_together
 from .backend import Backend

@@ -25,11 +25,9 @@ from attrs import frozen
 
 from ...core.errors import InvalidRequest, UnsupportedAudio
 from ...core.languages import is_language
-from .faults import AudioFault, FaultLog
-from .joined import Joined, Stopped, Watch
+from .containers import Joined, Stopped, Watch, lacks, mp3_frames, ogg_samples, read_at, short_of
 from .sources import MIN_SECONDS, RATES, BytesFile, Samples, check_rate, full_scale
-from .stated import lacks, mp3_frames, ogg_samples, read_at, short_of
-from .timeline import Timeline
+from .timeline import AudioFault, FaultLog, Timeline
 
 Part: TypeAlias = tuple[float, int, Samples]
 

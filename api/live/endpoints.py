@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from attrs import define, field, frozen
 
-from ..speech.spans import SpanRules, SpeechSpan, SpeechSpans
+from ..speech.voice import SpanRules, SpeechSpan, SpeechSpans
 
 _PADDING = 0.3  # seconds around voice that belong to an utterance; less if `endpoint_silence` is short
 

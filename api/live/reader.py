@@ -9,15 +9,12 @@ from attrs import define, evolve, field, frozen
 from ...core.speech import Sound
 from ..inputs.audio import Samples
 from ..outputs.results import Word
-from ..speech.frame_times import aligned_by_frames
-from ..speech.history import History
-from ..speech.reader import WindowReader
-from ..speech.recipe import Context
+from ..speech.reader import WindowReader, aligned_by_frames
+from ..speech.recipe import Context, History
 from ..speech.windows import Attempt
 from ..speech.words import TextWord, ending_by, split_text, split_words
-from .agreement import Agreement, agreed, said_again, text_of
+from .agreement import Agreement, TimedWord, after, agreed, cut, joined, said_again, spread, text_of, timed
 from .endpoints import Reading
-from .timed_words import TimedWord, after, cut, joined, spread, timed
 
 _LEAST_HEARD = 2.0  # seconds of speech that are enough to detect its language
 _EDGE = 1.0  # seconds: words that end this near to the end of a full window may be cut off

@@ -11,13 +11,12 @@ from ...core.request import Request, SamplingParams
 from ...core.speech import Draft, Sound, StreamingModel, is_unspaced
 from ..inputs.audio import Samples
 from ..inputs.threads import run_in_thread
-from ..speech.frame_times import aligned_frames, frames_of_steps
-from ..speech.reader import WindowReader
+from ..speech.reader import WindowReader, aligned_frames, frames_of_steps
 from ..speech.recipe import Context
 from ..speech.words import TextWord, split_words
+from .agreement import TimedWord, timed
 from .endpoints import Reading
 from .reader import Heard
-from .timed_words import TimedWord, timed
 
 
 @define(eq=False)

@@ -13,9 +13,8 @@ from ...core.errors import InvalidRequest
 from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..inputs.threads import run_in_thread
-from .diarizer import Diarization, SpeakerListener
-from .spans import SpanRules, SpeechSpan, SpeechSpans
-from .voice import Listener, Probabilities, VoiceActivity
+from .speakers import Diarization, SpeakerListener
+from .voice import Listener, Probabilities, SpanRules, SpeechSpan, SpeechSpans, VoiceActivity
 
 _SECONDS_AT_ONCE = 8  # of audio for one call in a thread: a cancelled caller waits for its end, some 30 ms
 

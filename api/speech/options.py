@@ -33,7 +33,7 @@ from ...core.speech import SAMPLING
 from ..inputs.audio import AudioSource
 from ..inputs.sources import TRACKS, read_track
 from ..outputs.results import Turn
-from .diarizer import TURNS, AudioDiarizer, are_turns
+from .speakers import TURNS, AudioDiarizer, are_turns
 from .voice import VoiceActivity
 from .word_aligner import WordAligner, check_aligns
 

@@ -13,7 +13,7 @@ the engine between decisions. The windows follow each other as in openai/whisper
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -23,7 +23,6 @@ from ...core.errors import EngineStateError, InvalidRequest
 from ...core.timings import Timings
 from ..inputs.recording import Recording
 from ..outputs.results import Progress, Segment, Stretch, Transcript, Turn
-from .coverage import coverage
 from .plan import Plan
 from .reader import WindowReader
 from .speakers import named_turns, with_speakers
@@ -260,3 +259,168 @@ class Transcription:
             yield
         finally:
             self._busy = False
+
+
+# ---- coverage --------------------------------------------------------------------------------------------------------
+# Which seconds became text, were silent, failed, were excluded, or were not read. Pure functions; times are in seconds.
+
+
+Times = Sequence[tuple[float, float]]  # in order, apart
+_SLIGHT = 1.0  # seconds: shorter speech between segments is breath, laughter, or the edge of a word
+
+
+def coverage(
+    duration: float,
+    segments: Times,
+    heard: Times,
+    *,
+    clips: Times = ((0.0, math.inf),),
+    unread: Times = (),
+    lost: Times = (),
+    slight: float = _SLIGHT,
+) -> tuple[Stretch, ...]:
+    """Divides ``[0, duration)`` into stretches.
+
+    Args:
+        segments: the times of the segments.
+        heard: the times in which voice activity found speech; empty if it did not listen.
+        clips: the times that were asked for.
+        unread: the times that are not read yet.
+        lost: the times of which the file has no sound, because it is damaged or leaves them out.
+        slight: speech without text counts as silent if it is shorter than this.
+    """
+    left: Times = [(0.0, duration)]
+    speech, left = _parted(left, segments)
+    asked, excluded = _parted(left, clips)
+    missing, left = _parted(asked, unread)
+    voiced, _ = _parted(left, heard)
+    unheard, _ = _parted(left, lost)
+    failed = [one for one in _union(voiced, unheard) if one[1] - one[0] >= slight]
+    kinds = {
+        "speech": speech,
+        "excluded": excluded,
+        "unread": missing,
+        "failed": failed,
+        "silent": _without(left, failed),
+    }
+    found = [Stretch(start=start, end=end, kind=kind) for kind, times in kinds.items() for start, end in times]
+    return tuple(_joined(sorted(found, key=lambda one: one.start)))
+
+
+def _parted(times: Times, by: Times) -> tuple[Times, Times]:
+    """Returns the parts of ``times`` within ``by``, and those outside."""
+    outside = list(_without(times, by))
+    return list(_without(times, outside)), outside
+
+
+def _without(times: Times, taken: Times) -> Iterator[tuple[float, float]]:
+    """Yields what is left of ``times`` without ``taken``, in one pass over both."""
+    others = iter([*taken, (math.inf, math.inf)])
+    begin, stop = next(others)
+    for start, end in times:
+        at = start
+        while at < end:
+            while stop <= at:
+                begin, stop = next(others)
+            if at < begin:
+                yield at, min(begin, end)
+            at = stop if begin < end else end
+
+
+def _union(first: Times, second: Times) -> Times:
+    """Returns the times that are in one of both, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted([*first, *second]):
+        last = found.pop() if found and start <= found[-1][1] else (start, end)
+        found.append((last[0], max(end, last[1])))
+    return found
+
+
+def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Joins neighbouring stretches of the same kind."""
+    found: list[Stretch] = []
+    for one in stretches:
+        if found and found[-1].kind == one.kind and found[-1].end >= one.start:
+            found[-1] = Stretch(start=found[-1].start, end=one.end, kind=one.kind)
+        else:
+            found.append(one)
+    return found
+
+
+# ---- segments as they come -------------------------------------------------------------------------------------------
+
+
+class ReadSoFar:
+    """The facts about a stream of segments apart from the segments. ``language``, ``language_probability`` and
+    ``duration`` are known from the start.
+    """
+
+    def __init__(self, progress: Callable[[bool], Progress]) -> None:
+        self._found: list[Segment] = []
+        self._progress = progress
+
+    def transcript(self) -> Transcript:
+        """Returns a transcript of all that is read so far. After the last segment it is complete.
+
+        Before that it has the segments of all windows that are read, even those that the stream has not given out. In
+        parallel mode these may come after a gap. ``coverage`` says which seconds are not read (``"unread"``). So a
+        program that stops early, or is stopped, keeps its text. Under asyncio and in threads, the text ahead and the
+        coverage are added when the block is left, or when a reader was cancelled or got an error, but not between two
+        segments.
+
+        With ``speakers`` the stream gives segments without a speaker, since voices are told apart only when all are
+        heard. The complete transcript has the speakers, and segments that are split where another speaker begins.
+        """
+        return with_speakers(self.progress(whole=True).transcript(self._found))
+
+    def progress(self, *, whole: bool = False) -> Progress:
+        """Returns the state of the transcription. With ``whole``, adds the segments ahead and the coverage, which takes
+        a pass over all segments.
+        """
+        return self._progress(whole)
+
+    @property
+    def language(self) -> str | None:
+        """The code of the spoken language."""
+        return self.progress().so_far.language
+
+    @property
+    def language_probability(self) -> float | None:
+        """The model's certainty about the language, 0 to 1; ``None``: the language was not detected."""
+        return self.progress().so_far.language_probability
+
+    @property
+    def duration(self) -> float | None:
+        """The length of the audio in seconds; ``None`` while it is unknown."""
+        return self.progress().duration
+
+    @property
+    def position(self) -> float:
+        """Seconds of the audio that are done."""
+        return self.progress().position
+
+    @property
+    def seconds_read(self) -> float:
+        """The number of seconds of audio that are done. A parallel transcription also reads beyond `position`."""
+        return self.progress().seconds_read
+
+    @property
+    def timings(self) -> Timings | None:
+        """The time that each stage of the transcription took; ``None`` before the last window is done."""
+        return self.progress().so_far.timings
+
+
+class SegmentStream(ReadSoFar):
+    """An async iterator of `Segment`."""
+
+    def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[bool], Progress]) -> None:
+        super().__init__(progress)
+        self._segments = segments
+
+    def __aiter__(self) -> AsyncIterator[Segment]:
+        return self
+
+    async def __anext__(self) -> Segment:
+        segment = await anext(self._segments)
+        self._found.append(segment)
+        return segment

@@ -28,10 +28,9 @@ from attrs import define, field
 
 from ...core.checks import demand
 from ..inputs.audio import SAMPLING_RATE, Samples
-from ..inputs.held import HeldSamples
-from .diarizer import Diarization, VoiceTurn
-from .spans import SpanRules, SpeechSpan, SpeechSpans
-from .voice import Probabilities
+from ..inputs.recording import HeldSamples
+from .speakers import Diarization, VoiceTurn
+from .voice import Probabilities, SpanRules, SpeechSpan, SpeechSpans
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
 

@@ -11,14 +11,10 @@ from ...core.speech import Sound, Span, WindowCut
 from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..outputs.results import Segment
-from .cuts import speech_within
-from .frame_times import aligned_by_frames, cut_by_frames
-from .hallucinations import Surroundings, without_hallucinations
-from .history import History
-from .plan import Plan
-from .reader import WindowReader
-from .recipe import Context, Recipe
-from .windows import Assessment, Attempt
+from .plan import Plan, speech_within
+from .reader import WindowReader, aligned_by_frames, cut_by_frames
+from .recipe import Context, History, Recipe
+from .windows import Assessment, Attempt, Surroundings, without_hallucinations
 from .words import place_words, segment_ending_by
 
 _LEAST_MOVE = 1.0  # seconds: after a second shorter move in a row, the next window starts at this one's end

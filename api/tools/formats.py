@@ -13,10 +13,9 @@ from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ...core.request import Structure
 from ...core.tools import Tool, read_tools
-from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .json_calls import JsonCalls, NamedCalls
 from .reader import ToolReader
-from .syntax import Syntax, literal
+from .syntax import ArgumentsPiece, CallBegin, ContentPiece, Syntax, ToolCall, literal
 from .templated import TemplatedCalls
 from .xml_calls import XmlCalls
 

@@ -12,8 +12,7 @@ import regex
 from attrs import frozen
 
 from ...core.tools import Tool
-from .calls import ToolCall
-from .syntax import BLANKS, Reading, Syntax, Tools, Write, choice, closing, json_rule, schema_of
+from .syntax import BLANKS, Reading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule, schema_of
 from .text import Match, NoCall, Pattern, Text, is_value
 
 # -- calls with a name -------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from ...core.errors import InvalidRequest
-from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolPart
-from .syntax import Reading, Syntax, Tools
+from .syntax import ArgumentsPiece, CallBegin, ContentPiece, Reading, Syntax, ToolPart, Tools
 from .text import More, NoCall, Pattern, Text
 
 _LONG = 2_000  # characters: what may be a call is read anew for each piece, and from here on only for some

@@ -1,4 +1,4 @@
-"""`Syntax`: the base of all syntaxes of tool calls, and the parts that they share."""
+"""`Syntax`: the base of all syntaxes of tool calls, and what they share. `ToolPart` is a part of a text with calls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,45 @@ import regex
 from attrs import frozen
 
 from ...core.tools import Tool
-from .calls import ToolCall
 from .text import Match, Pattern, Text
+
+
+@frozen
+class ToolCall:
+    """One call that a model wrote: the name of the tool, and its arguments, the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+@frozen
+class ContentPiece:
+    """The next piece of the content, the text beside the calls."""
+
+    text: str
+
+
+@frozen
+class CallBegin:
+    """The beginning of a call. ``index`` counts the calls of a text from 0."""
+
+    index: int
+    name: str
+
+
+@frozen
+class ArgumentsPiece:
+    """The next piece of the arguments of call ``index``."""
+
+    index: int
+    text: str
+
+
+ToolPart = ContentPiece | CallBegin | ArgumentsPiece
+
+
+# ---- syntaxes --------------------------------------------------------------------------------------------------------
+
 
 Tools = Mapping[str, Tool]  # by name
 Write = Callable[[str], str]

@@ -10,8 +10,7 @@ from attrs import field, frozen
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
-from .calls import ToolCall
-from .syntax import Reading, Syntax, Tools, Write
+from .syntax import Reading, Syntax, ToolCall, Tools, Write
 from .text import Match, More, NoCall, Pattern, Text
 
 _FIELD = "tool_calls"  # of the assistant's message

@@ -16,8 +16,7 @@ from attrs import frozen
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
-from .calls import ToolCall
-from .syntax import BLANKS, Reading, Syntax, Tools, Write, choice, closing, json_rule
+from .syntax import BLANKS, Reading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule
 from .text import Match, More, NoCall, Pattern, Text, is_value
 
 # -- values of a schema ------------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...api.engine import Engine
-from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.settings import SubtitleSettings
-from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, written
+from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, as_line, as_verbose_object, written
 from ...api.inputs.sources import NamedPath
 from ...api.outputs.detokenizer import TokenBytes
 from ...api.outputs.results import Segment, Transcript, spans_told

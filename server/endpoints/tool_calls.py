@@ -8,9 +8,9 @@ import string
 
 from attrs import define, field, frozen
 
-from ...api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolPart
 from ...api.tools.formats import ToolFormat
 from ...api.tools.reader import ToolReader
+from ...api.tools.syntax import ArgumentsPiece, CallBegin, ContentPiece, ToolPart
 from ...core.model import ModelDescription
 from ...core.request import Structure
 from ...core.tools import Tool, read_tools

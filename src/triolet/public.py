@@ -9,15 +9,15 @@ from .api.live.session import LiveSession
 from .api.model_spec import ModelSpec
 from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Turn, Usage, Word
 from .api.outputs.streams import DeltaStream
-from .api.speech.diarizer import AudioDiarizer
 from .api.speech.options import TranscribeOptions
-from .api.speech.segments import SegmentStream
+from .api.speech.speakers import AudioDiarizer
+from .api.speech.transcription import SegmentStream
 from .api.speech.voice import VoiceActivity
 from .api.speech.word_aligner import WordAligner
 from .api.sync_engine import SyncDeltaStream, SyncEngine, SyncLiveSession, SyncSegmentStream
-from .api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .api.tools.formats import ToolFormat
 from .api.tools.reader import ToolReader
+from .api.tools.syntax import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .core.config import EngineConfig, Speculation
 from .core.errors import (
     CallerError,

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from triolet.api.command_line.main import main
 from triolet.api.outputs.results import Progress, Segment, Stretch, Transcript, Turn, Word
-from triolet.api.speech.segments import SegmentStream
+from triolet.api.speech.transcription import SegmentStream
 from triolet.core.config import EngineConfig
 from triolet.core.errors import EncodeFailed, TrioletError, UnsupportedAudio
 

@@ -17,12 +17,11 @@ from attrs import define, field
 from triolet.api.hosts.alternatives import background
 from triolet.api.hosts.transcriptions import Detectors, open_transcription
 from triolet.api.inputs.audio import Samples
-from triolet.api.inputs.faults import AudioFault
+from triolet.api.inputs.timeline import AudioFault
 from triolet.api.outputs.results import Segment, Word
-from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.parallel import ParallelTranscription
-from triolet.api.speech.plan import Clips, Plan
+from triolet.api.speech.plan import Clips, CutRules, Plan
 from triolet.api.speech.reader import RunRequests, WindowReader
 from triolet.api.speech.recipe import Recipe
 from triolet.api.speech.transcription import Transcription

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from triolet.api.inputs import blocks
+from triolet.api.inputs import audio
 from triolet.api.inputs.audio import content_key, load_audio
 from triolet.api.inputs.sources import is_pair, with_rate
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
@@ -470,14 +470,14 @@ def test_audio_of_as_many_seconds_as_are_wanted_is_read(seconds: float) -> None:
 def test_of_longer_audio_no_more_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file may hold hours of silence."""
     decoded: list[int] = []
-    mono = blocks._mono
+    mono = audio._mono
 
     def counted(*given: Any) -> Any:
         for samples in mono(*given):
             decoded.append(len(samples))
             yield samples
 
-    monkeypatch.setattr(blocks, "_mono", counted)
+    monkeypatch.setattr(audio, "_mono", counted)
     silence = encode(np.zeros(600 * RATE, np.float32), kind="FLAC", subtype="PCM_16")
     with pytest.raises(RequestTooLarge, match=r"is too long; allowed: up to 2\.5 s"):
         load_audio(silence, most_seconds=2.5)

@@ -20,8 +20,7 @@ from attrs import evolve
 
 import triolet.demo
 from triolet.api.command_line import doctor
-from triolet.api.command_line.devices import Device, Processor
-from triolet.api.command_line.doctor import Finding
+from triolet.api.command_line.doctor import Device, Finding, Processor
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, UnsupportedAudio
 from triolet.models.machine import host

@@ -18,13 +18,11 @@ import soundfile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from triolet.api.inputs.audio import Samples, load_audio
-from triolet.api.inputs.blocks import Blocks, open_blocks
+from triolet.api.inputs.audio import Blocks, Samples, load_audio, open_blocks
+from triolet.api.inputs.containers import Joined, Watch
 from triolet.api.inputs.decoding import Decoding, _Opened
-from triolet.api.inputs.faults import AudioFault, FaultLog
-from triolet.api.inputs.joined import Joined, Watch
 from triolet.api.inputs.recording import Recording
-from triolet.api.inputs.timeline import Timeline
+from triolet.api.inputs.timeline import AudioFault, FaultLog, Timeline
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 
 from .films import encoded, film_of_two_tracks

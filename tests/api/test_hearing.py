@@ -15,11 +15,9 @@ import trio.testing
 
 from triolet.api.inputs.audio import Samples
 from triolet.api.inputs.recording import Recording
-from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.hearing import Hearing
-from triolet.api.speech.plan import Plan
-from triolet.api.speech.spans import SpanRules, SpeechSpan
-from triolet.api.speech.voice import Probabilities
+from triolet.api.speech.plan import CutRules, Plan
+from triolet.api.speech.voice import Probabilities, SpanRules, SpeechSpan
 from triolet.core.errors import InvalidRequest
 
 from .speech import PaperListener, PaperVoice

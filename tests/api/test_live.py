@@ -22,9 +22,8 @@ from triolet import EngineError, EngineStateError, InvalidRequest, LiveText
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
 from triolet.api.live.agreement import said_again
-from triolet.api.live.audio import Ear, read_chunk
 from triolet.api.live.options import read_live_options
-from triolet.api.live.session import LiveTranscription
+from triolet.api.live.session import Ear, LiveTranscription, read_chunk
 from triolet.api.speech.words import TextWord
 from triolet.core.speech import Ask, Detection, Draft, Sound, WindowCut
 from triolet.models.speech.whisper_speech import WhisperSpeech

@@ -19,8 +19,7 @@ from triolet import Completion, Delta, FinishReason, InvalidRequest
 from triolet.api.outputs import detokenizer
 from triolet.api.outputs.detokenizer import TextDeltas, TokenBytes
 from triolet.api.outputs.results import Usage
-from triolet.api.outputs.stops import StopStrings
-from triolet.api.outputs.text import Output, completion_of
+from triolet.api.outputs.text import Output, StopStrings, completion_of
 from triolet.core.plan import SampledToken
 
 from ..models.conftest import make_tokenizer

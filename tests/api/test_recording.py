@@ -20,10 +20,9 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.inputs.audio import AudioSource, Samples, load_audio
-from triolet.api.inputs.blocks import Blocks, open_blocks
+from triolet.api.inputs.audio import AudioSource, Blocks, Samples, load_audio, open_blocks
+from triolet.api.inputs.containers import Stops
 from triolet.api.inputs.decoding import Decoding
-from triolet.api.inputs.joined import Stops
 from triolet.api.inputs.recording import Recording
 from triolet.core.errors import InvalidRequest, UnsupportedAudio
 

@@ -12,7 +12,7 @@ import trio
 from triolet.api.hosts.transcriptions import Detectors
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.options import read_options
-from triolet.api.speech.segments import SegmentStream
+from triolet.api.speech.transcription import SegmentStream
 from triolet.api.speech.voices import VoiceClusters
 from triolet.core.errors import InvalidRequest
 from triolet_testing.trio_tools import Trial, sweep_program

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.outputs.results import Stretch
-from triolet.api.speech import cuts
-from triolet.api.speech.coverage import coverage
-from triolet.api.speech.cuts import CutRules, next_speech
-from triolet.api.speech.plan import MOST_WINDOWS, Clips, Plan
+from triolet.api.speech.plan import MOST_WINDOWS, Clips, CutRules, Plan, next_speech, window_at
+from triolet.api.speech.transcription import coverage
 
 from .speech import EVERYTHING, PaperHearing, plain
 
@@ -68,7 +66,7 @@ def rules(**changes: int) -> CutRules:
     ],
 )
 def test_a_window_is_cut(seek: int, spans: Sequence[Span], changed: dict[str, int], window: Span | None) -> None:
-    assert cuts.window_at(seek, spans, rules(**changed)) == window
+    assert window_at(seek, spans, rules(**changed)) == window
 
 
 # ---- all windows -----------------------------------------------------------------------------------------------------
@@ -98,7 +96,7 @@ def all_rules(draw: st.DrawFn) -> CutRules:
 
 def windows_from(seek: int, spans: Sequence[Span], chosen: CutRules) -> list[Span]:
     found: list[Span] = []
-    while (window := cuts.window_at(seek, spans, chosen)) is not None:
+    while (window := window_at(seek, spans, chosen)) is not None:
         assert window[1] > seek, f"{window} leads nowhere"
         found.append(window)
         seek = window[1]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import triolet
 from triolet import demo
 from triolet.api.inputs.audio import load_audio
-from triolet.api.speech.frame_times import aligned_by_frames, cut_by_frames
+from triolet.api.speech.reader import aligned_by_frames, cut_by_frames
 from triolet.api.speech.windows import Generated
 from triolet.core.request import FinishReason
 from triolet.core.speech import WindowCut

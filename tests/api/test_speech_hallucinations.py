@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from triolet.api.outputs.results import Segment, Word
-from triolet.api.speech.hallucinations import Surroundings, is_strange, strangeness, without_hallucinations
+from triolet.api.speech.windows import Surroundings, is_strange, strangeness, without_hallucinations
 
 from .speech import segment
 

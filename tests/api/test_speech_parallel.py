@@ -11,10 +11,9 @@ import trio.testing
 from attrs import define, evolve, field
 
 from triolet.api.inputs.audio import Samples
-from triolet.api.speech.cuts import CutRules
-from triolet.api.speech.plan import Plan
+from triolet.api.speech.plan import CutRules, Plan
 from triolet.api.speech.reader import WindowReader
-from triolet.api.speech.segments import SegmentStream
+from triolet.api.speech.transcription import SegmentStream
 from triolet.api.speech.windows import Generated
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Request

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.outputs.results import Segment
-from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
-from triolet.api.speech.plan import Clips, Plan
+from triolet.api.speech.plan import Clips, CutRules, Plan
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
 from triolet.core.request import FinishReason, Request

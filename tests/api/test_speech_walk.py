@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.outputs.results import Transcript
-from triolet.api.speech.cuts import CutRules
-from triolet.api.speech.history import History
 from triolet.api.speech.options import TranscribeOptions
-from triolet.api.speech.plan import Plan
+from triolet.api.speech.plan import CutRules, Plan
+from triolet.api.speech.recipe import History
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
 from triolet.core.errors import InvalidRequest

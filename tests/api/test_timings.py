@@ -10,9 +10,8 @@ import trio
 
 from triolet import Engine, EngineConfig, EngineStateError, InvalidRequest, SamplingParams, Timings
 from triolet.actors.messages import Finished
-from triolet.api.outputs.stops import StopStrings
 from triolet.api.outputs.streams import FAIR, Deltas, Mailbox
-from triolet.api.outputs.text import Output
+from triolet.api.outputs.text import Output, StopStrings
 from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason
 from triolet_testing.sim import sim_engine

@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from triolet.api.inputs.faults import AudioFault
+from triolet.api.inputs.timeline import AudioFault
 from triolet.api.outputs.results import Segment, Stretch
 from triolet.api.speech.options import TranscribeOptions
-from triolet.api.speech.segments import SegmentStream
+from triolet.api.speech.transcription import SegmentStream
 from triolet.api.speech.windows import Generated
 from triolet.core.errors import EngineStateError
 from triolet.core.request import Request

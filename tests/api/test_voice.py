@@ -23,8 +23,7 @@ from triolet.api.inputs.audio import Samples, load_audio
 from triolet.api.inputs.recording import Recording
 from triolet.api.speech.hearing import Hearing
 from triolet.api.speech.silero import FRAME, WEIGHTS, Silero
-from triolet.api.speech.spans import SpanRules, SpeechSpan
-from triolet.api.speech.voice import Probabilities, at_rate
+from triolet.api.speech.voice import Probabilities, SpanRules, SpeechSpan, at_rate
 
 RATE = 16_000
 SAMPLES = {Path(sample.path).name: Path(sample.path) for sample in demo.samples()}

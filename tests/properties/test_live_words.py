@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.api.live import timed_words
-from triolet.api.live.timed_words import TimedWord, is_mark, joined, timed
+from triolet.api.live import agreement
+from triolet.api.live.agreement import TimedWord, is_mark, joined, timed
 from triolet.api.speech.options import APPENDED, PREPENDED
 from triolet.api.speech.words import TextWord, WordRules
 from triolet.core.plan import AlignedTokens
@@ -57,20 +57,20 @@ def test_a_mark_alone_is_a_word_without_length() -> None:
 
 def test_a_cut_is_behind_the_last_stable_sentence() -> None:
     words = placed((" Yes", 3), (".", 2), (" Well", 4), (" then", 4), (" go", 3))
-    assert timed_words.cut(words, 4, 10.0) == (2, 10.4)
+    assert agreement.cut(words, 4, 10.0) == (2, 10.4)
 
 
 def test_without_a_sentence_a_cut_is_behind_the_last_stable_word() -> None:
     words = placed((" one", 3), (" two", 4), (" three", 4))
-    assert timed_words.cut(words, 2, 10.0) == (2, 10.7)
-    assert timed_words.cut(words, 0, 10.0) is None
-    assert timed_words.cut(words, 1, 10.5) is None, "it would move back"
+    assert agreement.cut(words, 2, 10.0) == (2, 10.7)
+    assert agreement.cut(words, 0, 10.0) is None
+    assert agreement.cut(words, 1, 10.5) is None, "it would move back"
 
 
 def test_a_cut_leaves_a_word_whole() -> None:
     """Its mark is not stable yet."""
     words = placed((" one", 3), (" two", 4), (",", 1), (" three", 4))
-    assert timed_words.cut(words, 2, 10.0) == (1, 10.3)
+    assert agreement.cut(words, 2, 10.0) == (1, 10.3)
 
 
 texts = st.lists(st.tuples(st.sampled_from([" a", " bb", "c", ",", ".", " (", "?!"]), st.integers(0, 20)), max_size=8)
@@ -88,7 +88,7 @@ def test_words_are_timed_in_order_and_joined_are_the_text(said: list[tuple[str, 
     for before, one in pairwise(words):
         assert before.word.end <= one.word.start + 1e-9, "words overlap"
     assert "".join(word.text for word in joined(words[first:])) == "".join(text for text, _ in said[first:])
-    found = timed_words.cut(words, min(stable, len(words)), 10.0)
+    found = agreement.cut(words, min(stable, len(words)), 10.0)
     if found is not None:
         count, at = found
         assert 0 < count <= stable

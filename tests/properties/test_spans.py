@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.speech.spans import SpanRules, SpeechSpan, SpeechSpans
+from triolet.api.speech.voice import SpanRules, SpeechSpan, SpeechSpans
 
 RATE, FRAME = 1_000, 100  # frames of 0.1 s
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import Samples
 from triolet.api.outputs.results import Segment, Transcript, Turn, Word
-from triolet.api.speech.diarizer import Diarization, VoiceTurn
-from triolet.api.speech.speakers import named_turns, with_speakers
+from triolet.api.speech.speakers import Diarization, VoiceTurn, named_turns, with_speakers
 from triolet.api.speech.voices import WINDOW, Array, VoiceClusters, cluster, nearest
 
 RATE, FRAME = 16_000, 512

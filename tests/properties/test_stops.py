@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.api.outputs.stops import StopStrings
+from triolet.api.outputs.text import StopStrings
 
 TEXT = st.text("abc", max_size=24)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=6), max_size=4).map(tuple)

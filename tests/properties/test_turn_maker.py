@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.api.speech.diarizer import VoiceTurn
-from triolet.api.speech.diarizing import DiarizeQuery, TurnMaker
-from triolet.api.speech.spans import SpanRules
+from triolet.api.speech.speakers import DiarizeQuery, TurnMaker, VoiceTurn
+from triolet.api.speech.voice import SpanRules
 
 RATE, FRAME = 16_000, 160
 

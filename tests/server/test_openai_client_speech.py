@@ -15,9 +15,8 @@ import pytest
 import soundfile
 
 from triolet import Transcript, Word, demo
-from triolet.api.formats.objects import as_verbose_object
 from triolet.api.formats.settings import SubtitleSettings
-from triolet.api.formats.writers import SRT, VTT, WriterSettings, written
+from triolet.api.formats.writers import SRT, VTT, WriterSettings, as_verbose_object, written
 
 from ..checkpoints.families import make_checkpoint
 from .openai_client import openai_client
