@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..api.command_line.pages import Page, Pages
+from ..api.command_line.pages import HelpPage, HelpPages
 from ..api.command_line.terminal import FAILED, complain, stdout, write
 from ..core.errors import InvalidRequest, TrioletError
 
@@ -51,7 +51,7 @@ _EXAMPLES_OF_TEXT = (
 )
 
 
-@click.group(cls=Pages, examples=_EXAMPLES, short_help="Measure the engine on this machine, also beside others.")
+@click.group(cls=HelpPages, examples=_EXAMPLES, short_help="Measure the engine on this machine, also beside others.")
 def bench() -> None:
     """Measure the engine on this machine, in turn with other engines, and compare it with the machine's limit.
 
@@ -104,7 +104,7 @@ def _common(command: Command) -> Command:
 
 
 @bench.command(
-    cls=Page, examples=_EXAMPLES_OF_SPEECH, short_help="Measure transcriptions, and the start of the engine."
+    cls=HelpPage, examples=_EXAMPLES_OF_SPEECH, short_help="Measure transcriptions, and the start of the engine."
 )
 @click.option("--model", metavar="DIR", help=f"The folder of a Whisper checkpoint. Default: whisper-base in ${REAL}.")
 @click.option("--audio", metavar="DIR", help=f"The folder of recordings of English speech. Default: speech in ${REAL}.")
@@ -163,7 +163,7 @@ def speech(
 
 
 @bench.command(
-    cls=Page, examples=_EXAMPLES_OF_TEXT, short_help="Measure the generation of text, and the start of the engine."
+    cls=HelpPage, examples=_EXAMPLES_OF_TEXT, short_help="Measure the generation of text, and the start of the engine."
 )
 @click.option("--model", metavar="DIR", help=f"The folder of a decoder. Default: smollm2 in ${REAL}.")
 @click.option(

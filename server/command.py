@@ -18,7 +18,7 @@ from attrs import evolve, fields_dict
 
 from ..api.command_line.following import device_options
 from ..api.command_line.given import check_model, template_of
-from ..api.command_line.pages import MODEL, Page, in_flags
+from ..api.command_line.pages import MODEL, HelpPage, in_flags
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.checks import shown
 from ..core.config import EngineConfig
@@ -76,7 +76,7 @@ class _Bytes(click.ParamType[int]):
         return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-class _Serve(Page):
+class _Serve(HelpPage):
     """The command, with the options of the distribution ``triolet-ray`` where it is installed."""
 
     @cached_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, TextIO, TypeAlias
+from typing import TextIO
 
 from attrs import define, evolve, field, frozen
 
@@ -145,53 +145,38 @@ class TimedLines(Writer):
         return f"{visible(timed_line(segment))}\n"
 
 
-@define
-class Lines:
-    """Writes one line for each of several files to ``out``, in their order: ``NAME: text``, or a JSON object."""
+@frozen
+class NamedLine(Writer):
+    """A writer of plain text in one line, for one of several files: ``NAME: text``, at the end."""
 
-    out: TextIO
-    format: Format
-    settings: WriterSettings
-    clear: Callable[[], None]
-    in_order: ClassVar[bool] = True
+    name: str
+    shown: Callable[[str], str]
 
-    def add(self, name: str, segment: Segment) -> None:
-        """Writes nothing: the line is written at the end of the file ``name``."""
-
-    def finish(self, name: str, transcript: Transcript) -> None:
-        """Writes the line of the file ``name``."""
-        self.clear()
-        write(self._line(name, transcript), self.out, end="")
-
-    def _line(self, name: str, transcript: Transcript) -> str:
-        if self.format is TEXT:
-            writer = OneLine()
-            text = one_line("".join(map(writer.add, transcript.segments)))
-            return f"{name}: {visible(text) if self.out.isatty() else text}\n"
-        return self.format.make(evolve(self.settings, file=name)).end(transcript)
-
-
-Destination: TypeAlias = Outputs | Lines
+    def end(self, transcript: Transcript) -> str:
+        writer = OneLine()
+        return f"{self.name}: {self.shown(one_line(''.join(map(writer.add, transcript.segments))))}\n"
 
 
 def standard_output(
     out: TextIO, files: Sequence[str], format_: Format, settings: SubtitleSettings, clear: Callable[[], None]
-) -> Destination:
+) -> Outputs:
     """The destination that writes these files to standard output ``out``, in a format in which files can follow each
     other. ``clear`` makes room on the terminal."""
     known = WriterSettings(subtitles=settings, ascii_only=not is_utf8(out))
-    if len(files) > 1:
-        return Lines(out, format_, known, clear)
 
     def put(text: str, first: bool) -> None:  # noqa: ARG001
         if text:
             clear()
             write(text, out, end="")
 
-    writer: Writer = format_.make(evolve(known, file=files[0]))
-    if format_ is TEXT:
-        writer = TimedLines() if out.isatty() else OneLine()
-    return Outputs(lambda _: [_Output(writer, put)], in_order=True)
+    def writer(name: str) -> Writer:
+        if format_ is not TEXT:
+            return format_.make(evolve(known, file=name))
+        if len(files) > 1:
+            return NamedLine(name, visible if out.isatty() else str)
+        return TimedLines() if out.isatty() else OneLine()
+
+    return Outputs(lambda name: [_Output(writer(name), put)], in_order=True)
 
 
 def follow_each_other(format_: Format) -> bool:

@@ -23,7 +23,7 @@ from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import TrioletError
 from ...core.log_lines import one_line
-from .pages import Page
+from .pages import HelpPage
 from .terminal import FAILED, OpenEngine, gibibytes, stdout, until_interrupted, write
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Page,
+    cls=HelpPage,
     examples=(
         ("triolet devices", ""),
         ("CUDA_VISIBLE_DEVICES=1 triolet devices", "the devices that a program sees under this setting"),
@@ -141,7 +141,7 @@ def judged(name: str, found: str, *faults: tuple[object, State, str]) -> Finding
 
 
 @click.command(
-    cls=Page,
+    cls=HelpPage,
     examples=(
         ("triolet doctor", ""),
         ("triolet doctor demo", "also says what the demo checkpoint takes"),

@@ -10,7 +10,7 @@ import click
 
 from .following import config_of, model_options, run
 from .given import STDIN, check_model, checked_text, shown, text_of_stdin
-from .pages import MODEL, REPORTS, Page, folders
+from .pages import MODEL, REPORTS, HelpPage, folders
 from .terminal import OpenEngine, WrongInput, is_terminal, is_utf8, stdout, write
 from .trace import TraceFile
 
@@ -24,7 +24,7 @@ _EXAMPLES = (
 
 
 @click.command(
-    cls=Page,
+    cls=HelpPage,
     sections={"Vectors": ("pooling", "normalize"), "Model": MODEL, "Reports": REPORTS},
     examples=_EXAMPLES,
     short_help="Write embeddings (vectors) of texts.",

@@ -7,20 +7,21 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Literal, TextIO
 
 import click
 import trio
-from attrs import asdict, frozen
+from attrs import asdict
 
 from ...core.config import Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import FinishReason, SamplingParams, Structure
 from ..outputs.results import Delta, Usage
+from .flags import FORM, SAMPLING, sampling_of, sampling_options
 from .following import config_of, model_options, run
 from .given import STDIN, check_model, checked_text, image_of, sound_of, template_of, text_of_stdin
-from .pages import FILE, MODEL, REPORTS, Page, folders
-from .sampling_flags import FORM, SAMPLING, sampling_of, sampling_options
+from .pages import FILE, MODEL, REPORTS, HelpPage, folders
 from .terminal import (
     CUT_OFF,
     OpenEngine,
@@ -54,7 +55,7 @@ _EXAMPLES = (
 
 
 @click.command(
-    cls=Page, sections=_SECTIONS, examples=_EXAMPLES, short_help="Write text from a prompt, images and audio."
+    cls=HelpPage, sections=_SECTIONS, examples=_EXAMPLES, short_help="Write text from a prompt, images and audio."
 )
 @click.argument("model", shell_complete=folders)
 @click.argument("prompt", required=False)
@@ -81,9 +82,9 @@ _EXAMPLES = (
 )
 @model_options
 @click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
-@click.pass_obj
+@click.pass_context
 def generate(
-    open_engine: OpenEngine,
+    context: click.Context,
     /,
     *,
     model: str,
@@ -119,7 +120,7 @@ def generate(
         speculation = Speculation(tokens=speculate) if speculate else None
     # one request: pages for one sequence are enough
     config = config_of(others, observer=trace, max_running=1, speculation=speculation, chat_template=template)
-    params = sampling_of(others)
+    params = sampling_of(context)
     if as_json and as_lines:
         raise click.UsageError("--json with --json-lines; allowed: one of them")
     if params.logprobs is not None and not (as_json or as_lines):
@@ -127,13 +128,15 @@ def generate(
     check_model(model)
     _check_one_reads_stdin(prompt, images, sounds)
     out = stdout()
-    question = _Question(
+    ask = partial(
+        _arguments,
         images=tuple(map(image_of, images)),
         sounds=tuple(map(sound_of, sounds)),
         prompt=_prompt(prompt, needed=not images and not sounds),
         system=None if system is None else checked_text(system, "--system"),
         chat=chat,
     )
+    open_engine: OpenEngine = context.obj
     begin = math.nan
 
     def opening() -> AbstractAsyncContextManager[Any]:
@@ -144,7 +147,7 @@ def generate(
     async def write_text(engine: Any) -> int:
         opened, first, parts = trio.current_time(), math.nan, list[Delta]()
         with _line(out) as add:
-            async with engine.stream(**question.arguments(engine.model), sampling=params) as deltas:
+            async with engine.stream(**ask(engine.model), sampling=params) as deltas:
                 async for delta in deltas:
                     if not parts:
                         first = trio.current_time()
@@ -223,51 +226,42 @@ def _prompt(given: str | None, *, needed: bool) -> str:
     return text
 
 
-@frozen(kw_only=True)
-class _Question:
-    """A prompt with images, sounds (paths or bytes) and a system message. ``chat``: True: use the chat template;
-    ``None``: use it if the model has one.
+def _arguments(
+    model: Any,
+    *,
+    prompt: str,
+    images: Sequence[Any],
+    sounds: Sequence[str | bytes],
+    system: str | None,
+    chat: bool | None,
+) -> dict[str, Any]:
+    """The arguments of `Engine.stream` for a prompt with images, sounds and a system message. ``chat``: True: use the
+    chat template; ``None``: use it if the model has one.
+
+    Raises:
+        InvalidRequest: there is a system message, but no chat template.
     """
-
-    prompt: str
-    images: tuple[Any, ...]
-    sounds: tuple[str | bytes, ...]
-    system: str | None
-    chat: bool | None
-
-    def arguments(self, model: Any) -> dict[str, Any]:
-        """The arguments of `Engine.stream`.
-
-        Raises:
-            InvalidRequest: there is a system message, but no chat template.
-        """
-        preparer = model.preparer
-        chat = self.chat if self.chat is not None else preparer is not None and preparer.converses
-        if chat:
-            return {"messages": self._messages(parts_only=preparer is not None and bool(preparer.media))}
-        if self.system is not None:
-            raise InvalidRequest(
-                f"--system is given, but {model.name} has no chat template; write the message into the prompt"
-            )
-        prompt = self.prompt
-        if preparer is not None:
-            prompt = preparer.with_items(prompt, len(self.images) + len(self.sounds))
-        audio = None if not self.sounds else self.sounds[0] if len(self.sounds) == 1 else self.sounds
-        return {"prompt": prompt, "images": self.images, "audio": audio}
-
-    def _messages(self, *, parts_only: bool) -> list[dict[str, Any]]:
-        """The messages of the chat. Templates of text models accept only texts as content; many other templates accept
-        only lists of parts."""
-        parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in self.images]
-        parts += [{"type": "audio", "audio": sound} for sound in self.sounds]
-        words = [("system", [], self.system), ("user", parts, self.prompt)]
+    preparer = model.preparer
+    if chat or (chat is None and preparer is not None and preparer.converses):
+        parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+        parts += [{"type": "audio", "audio": sound} for sound in sounds]
+        as_parts = preparer is not None and bool(
+            preparer.media
+        )  # templates of text models accept only texts as content
         messages: list[dict[str, Any]] = []
-        for role, media, text in words:
-            if text is None:
-                continue
-            told = [{"type": "text", "text": text}] if text else []
-            messages.append({"role": role, "content": [*media, *told] if media or parts_only else text})
-        return messages
+        for role, media, text in (("system", [], system), ("user", parts, prompt)):
+            if text is not None:
+                told = [{"type": "text", "text": text}] if text else []
+                messages.append({"role": role, "content": [*media, *told] if media or as_parts else text})
+        return {"messages": messages}
+    if system is not None:
+        raise InvalidRequest(
+            f"--system is given, but {model.name} has no chat template; write the message into the prompt"
+        )
+    if preparer is not None:
+        prompt = preparer.with_items(prompt, len(images) + len(sounds))
+    audio = None if not sounds else sounds[0] if len(sounds) == 1 else sounds
+    return {"prompt": prompt, "images": images, "audio": audio}
 
 
 @contextmanager

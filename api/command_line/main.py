@@ -28,7 +28,7 @@ from ...core.config import EngineConfig
 from .doctor import devices, doctor
 from .embed import embed
 from .generate import generate
-from .pages import Page, Pages
+from .pages import HelpPage, HelpPages
 from .terminal import FAILED, INTERRUPTED, PIPE_CLOSED, UNWRITABLE, OpenEngine, complain, end_stdout, stdout
 from .trace import trace
 from .transcribe import transcribe
@@ -80,14 +80,14 @@ _EXAMPLES = (
 )
 
 
-@click.group(cls=Pages, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=HelpPages, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="triolet", message="triolet %(version)s")
 def cli() -> None:
     """Transcribe speech, generate text, ask about images and audio, and embed text, with models on this machine."""
 
 
 @click.command(
-    cls=Page,
+    cls=HelpPage,
     examples=(
         ('eval "$(triolet completion bash)"', "for this shell only"),
         ("triolet completion fish > ~/.config/fish/completions/triolet.fish", ""),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from .pages import Page
+from .pages import HelpPage
 
 WARNINGS = "triolet.other_programs.warnings"  # in click's `Context.meta`
 _ANY = "*"
@@ -53,7 +53,7 @@ IGNORED: Mapping[str, str] = {
 """The sentence of the warning for each flag of theirs that has no effect here."""
 
 
-class TranscribeCommand(Page):
+class TranscribeCommand(HelpPage):
     """A command that understands the flags of the other programs. It leaves warnings in ``context.meta``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ MODEL = ("device", "dtype", "kv_dtype", "quantization", "max_positions", "thread
 REPORTS = ("trace", "verbose")
 
 
-class Page(click.Command):
+class HelpPage(click.Command):
     """A command whose help shows the options in sections and ends with examples. A section lists its options by the
     names of their parameters; options without a section come last. An example is a command line, and a sentence on what
     it does if that is not obvious."""
@@ -65,7 +65,7 @@ class Page(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
-class Pages(click.Group, Page):
+class HelpPages(click.Group, HelpPage):
     """A group of commands, in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's)

@@ -16,7 +16,7 @@ from ...core.event_lines import event_of, read_events
 from ...core.events import Event
 from ...core.timeline import Record, Timeline
 from .given import STDIN, check_readable, opened_stdin, shown
-from .pages import FILE, Page, files
+from .pages import FILE, HelpPage, files
 from .terminal import FAILED, OutputError, complain, stdout
 
 _EXAMPLES = (
@@ -26,7 +26,7 @@ _EXAMPLES = (
 )
 
 
-@click.command(cls=Page, examples=_EXAMPLES, short_help="Make a trace of an event log, for ui.perfetto.dev.")
+@click.command(cls=HelpPage, examples=_EXAMPLES, short_help="Make a trace of an event log, for ui.perfetto.dev.")
 @click.argument("log", metavar="EVENTS", shell_complete=files)
 @click.option("--output", "-o", default="-", **FILE, help="Write the trace into FILE. Default: standard output.")
 def trace(log: str, output: str) -> int:

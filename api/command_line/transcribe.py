@@ -18,8 +18,8 @@ from ..formats.settings import SubtitleSettings
 from ..formats.writers import ALL, FORMATS, Format, formats_of
 from ..outputs.languages import unknown_language
 from ..speech.options import DECODING, OPTIONS
-from .destinations import Destination, follow_each_other, output_name, standard_output, to_folder
-from .flags import Number, given_options, read_flags, speech_options
+from .destinations import follow_each_other, output_name, standard_output, to_folder
+from .flags import SUBTITLES, Number, given_options, read_flags, speech_options, subtitle_options
 from .following import config_of, engine_options, run
 from .given import STDIN, check_model, file_fault, shown
 from .other_programs import WARNINGS, TranscribeCommand
@@ -27,7 +27,7 @@ from .pages import MODEL, REPORTS, folders, in_flags
 from .pages import files as complete_files
 from .terminal import FAILED, complain, is_terminal, stdout
 from .trace import TraceFile
-from .transcribe_job import Job, Progress
+from .transcribe_job import ProgressBar, TranscribeJob
 
 DEMO = "demo"
 _SIZES = ("tiny", "base", "small", "medium", "large", "large-v2", "large-v3", "turbo")
@@ -51,8 +51,7 @@ _ALL = "The format of the output. all: one file in each of text, json, srt, vtt 
 _FOLDER = "Write files into DIR, named after FILES: talk.mp3 gives talk.srt. Default: standard output."
 _RISES = "A single --temperature rises by this, up to 1, until a text is good. None: it does not rise."
 _VERBOSE = "Write final segments and the log to standard error. Default: only segments, and only on a terminal."
-_WRITER_FIELDS = tuple(attrs.fields_dict(SubtitleSettings))
-_OUTPUT = ("style", "folder", *_WRITER_FIELDS, "word_timestamps", "timestamps")
+_OUTPUT = ("style", "folder", *SUBTITLES, "word_timestamps", "timestamps")
 _DECODING = (*(name for name, option in OPTIONS.items() if DECODING in option.marks), "increment")
 _SECTIONS = {
     "Model": ("model", *MODEL, "at_once"),
@@ -86,20 +85,7 @@ def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 @click.option("--format", "--output-format", "-f", "style", type=_FORMATS, default="text", show_default=True, help=_ALL)
 @click.option("--output-dir", "-o", "folder", metavar="DIR", shell_complete=folders, help=_FOLDER)
 @click.option("--word-timestamps/--no-word-timestamps", default=None, help="The same as --timestamps word.")
-@click.option(
-    "--max-line-width", type=Number(int), help="The most characters in a line of subtitles. Needs --word-timestamps."
-)
-@click.option(
-    "--max-line-count",
-    type=Number(int),
-    help="The most lines of a subtitle. Needs --word-timestamps and --max-line-width.",
-)
-@click.option("--max-words-per-line", type=Number(int), help="The most words of a subtitle. Needs --word-timestamps.")
-@click.option(
-    "--highlight-words/--no-highlight-words",
-    default=False,
-    help="Underline each word while it is said. Needs --word-timestamps.",
-)
+@subtitle_options
 @click.option(_INCREMENT, "increment", type=Number(float), default="0.2", show_default=True, help=_RISES)
 @speech_options
 @engine_options
@@ -137,7 +123,7 @@ def transcribe(
         complain(f"warning: {warning}")
     found_model, config = _model(model), config_of(others, observer=trace)
     options, helpers = _options(context, others)
-    subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
+    subtitles = SubtitleSettings(**given_options(context, SUBTITLES))
     formats = formats_of(_ALIASES.get(style, style))
     _check_output(files, formats, folder, subtitles, has_words=options.get("timestamps") == "word")
     check_model(found_model, transcribes=True)
@@ -147,9 +133,9 @@ def transcribe(
     if not readable:
         return FAILED
     open_engine = context.obj
-    with Progress(shows_text=_shows_text(verbose, folder)) as progress:
+    with ProgressBar(shows_text=_shows_text(verbose, folder)) as progress:
         if folder is not None:
-            destination: Destination = to_folder(folder, formats, subtitles)
+            destination = to_folder(folder, formats, subtitles)
         else:  # for all files together: with several, each line names its file
             destination = standard_output(stdout(), files, formats[0], subtitles, progress.clear)
 
@@ -158,7 +144,7 @@ def transcribe(
                 for name, helper in helpers.items():
                     opening = open_engine(helper, attrs.evolve(config, observer=None))
                     options[name] = await stack.enter_async_context(opening)
-                job = Job(
+                job = TranscribeJob(
                     names=readable,
                     destination=destination,
                     progress=progress,
@@ -178,7 +164,7 @@ def transcribe(
 
 def _options(context: click.Context, others: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of the transcriptions, and the models of the options that are other engines."""
-    given = given_options(context)
+    given = given_options(context, OPTIONS)
     helpers: dict[str, str] = {name: given.pop(name) for name in ("aligner", "diarizer") if name in given}
     if "diarizer" in helpers:
         given["diarizer"] = ()  # turns without a speaker, so that the other options are checked

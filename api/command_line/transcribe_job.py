@@ -1,4 +1,4 @@
-"""`Job`: files to transcribe through one engine, several at once."""
+"""`TranscribeJob`: files to transcribe through one engine, several at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..outputs.results import Segment, Transcript
 from ..speech.options import TranscribeOptions
 from ..speech.recipe import Recipe
 from ..speech.transcription import SegmentStream
-from .destinations import Destination
+from .destinations import Outputs
 from .given import STDIN, read_stdin, shown
 from .pages import in_flags
 from .terminal import FAILED, PIPE_CLOSED, OutputError, complain, is_terminal, visible
@@ -31,7 +31,7 @@ _FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left
 _FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}, {rate_noinv_fmt}"
 
 
-class Progress:
+class ProgressBar:
     """A bar of seconds of audio on standard error, with the speed (seconds of audio a second). There is no bar if
     standard error is not a terminal. ``shows_text``: `show` writes segments to standard error.
     """
@@ -40,7 +40,7 @@ class Progress:
         self._shows_text = shows_text
         self._bar: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,12 +115,12 @@ class _File:
 
 
 @define(eq=False, kw_only=True)
-class Job:
+class TranscribeJob:
     """Files to transcribe through one engine.
 
     Args:
         names: paths; "-" is standard input.
-        destination: the `Destination` of the transcripts.
+        destination: the `Outputs` of the transcripts.
         progress: shows how far the files are.
         options: the options of the transcriptions, by name. Unless they say how, a file of more than
             `PARALLEL_SECONDS` is transcribed in parallel.
@@ -129,8 +129,8 @@ class Job:
     """
 
     names: tuple[str, ...]
-    destination: Destination
-    progress: Progress
+    destination: Outputs
+    progress: ProgressBar
     options: Mapping[str, Any]
     at_once: int
     names_requests: bool

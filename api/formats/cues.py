@@ -37,7 +37,7 @@ def one_line(text: str) -> str:
 
 
 @frozen
-class _Piece:
+class _CueWord:
     """A word in its cue. If ``text`` begins with a line end, the word begins a new line."""
 
     start: int
@@ -55,7 +55,7 @@ class CueMaker:
 
     settings: SubtitleSettings
     escape: Callable[[str], str]
-    _pieces: list[_Piece] = field(factory=list, init=False)  # of the cue that is not finished
+    _pieces: list[_CueWord] = field(factory=list, init=False)  # of the cue that is not finished
     _width: int = field(default=0, init=False)  # characters of its last line
     _lines: int = field(default=1, init=False)
     _last: float | None = field(default=None, init=False)  # seconds: the start of the last word
@@ -117,15 +117,15 @@ class CueMaker:
                 self._lines += 1
                 separator = "\n"
             self._width = len(text)
-        self._pieces.append(_Piece(milliseconds(word.start), milliseconds(word.end), separator + self.escape(text)))
+        self._pieces.append(_CueWord(milliseconds(word.start), milliseconds(word.end), separator + self.escape(text)))
         return finished
 
 
-def _joined(pieces: Sequence[_Piece]) -> Cue:
+def _joined(pieces: Sequence[_CueWord]) -> Cue:
     return Cue(pieces[0].start, pieces[-1].end, _without_arrow("".join(piece.text for piece in pieces)))
 
 
-def _highlighted(pieces: Sequence[_Piece]) -> Iterator[Cue]:
+def _highlighted(pieces: Sequence[_CueWord]) -> Iterator[Cue]:
     """Yields a cue for each word, in which the word is underlined, and one for each gap between two words."""
     shown = _joined(pieces).text
     last = pieces[0].start

@@ -19,8 +19,8 @@ class SubtitleSettings:
 
     Args:
         max_line_width: the most characters of a line. A longer word has a line of its own.
-        max_line_count: the most lines of a subtitle. With ``max_line_width`` subtitles run on over the ends of
-            segments, and a pause of more than 3 s begins a new one.
+        max_line_count: the most lines of a subtitle, if ``max_line_width`` is given. Subtitles then run on over the
+            ends of segments, and a pause of more than 3 s begins a new one.
         max_words_per_line: the most words of a subtitle, which then has one line.
         highlight_words: make a subtitle for each word, in which the word is underlined.
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from attrs import fields_dict
 
+from triolet.api.command_line.flags import FORM, SAMPLING
 from triolet.api.command_line.generate import generate
-from triolet.api.command_line.sampling_flags import FORM, SAMPLING
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, PoisonRequest, RequestTooLarge
 from triolet.core.request import FinishReason, SamplingParams, Structure

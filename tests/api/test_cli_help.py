@@ -19,7 +19,7 @@ from PIL import Image
 
 from triolet import EventLog, demo
 from triolet.api.command_line.main import cli, main
-from triolet.api.command_line.pages import Page
+from triolet.api.command_line.pages import HelpPage
 from triolet.bench.command import bench
 from triolet.core.events import RequestQueued
 from triolet.server.command import serve
@@ -95,10 +95,10 @@ def test_a_page_fits_into_80_columns_begins_with_a_sentence_and_has_two_to_four_
         assert set(command.commands) <= told
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if isinstance(command, Page)])
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if isinstance(command, HelpPage)])
 def test_every_option_is_on_its_page_once_and_every_name_of_a_section_is_an_option(name: str) -> None:
     command = COMMANDS[name]
-    assert isinstance(command, Page)
+    assert isinstance(command, HelpPage)
     params = command.get_params(click.Context(command))
     options = {str(each.name): each for each in params if isinstance(each, click.Option)}
     placed = [each for names in command.sections.values() for each in names]

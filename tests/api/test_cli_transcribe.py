@@ -43,7 +43,7 @@ def engine() -> PaperEngine:
 
 
 VALUES = {
-    "audio_track": ("2", 2),
+    "audio_track": ("de", "de"),
     "max_audio_seconds": ("60", 60.0),
     "language": ("de", "de"),
     "task": ("translate", "translate"),
