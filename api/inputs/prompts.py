@@ -26,10 +26,14 @@ from .compiling import Compiler
 from .images import ImageSource, load_image
 from .lengths import Limit, Pause, read_texts
 from .messages import Conversation, Message
-from .sources import is_pair
+from .sources import INLINE_SAMPLES, is_pair
 from .threads import run_in_thread
 
-_INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
+_WITHOUT_TEXT = {
+    Kind.POOLING: "gives vectors, not text; use engine.embed(...) or engine.score(...)",
+    Kind.ALIGNER: "gives the times of words, not text; use engine.align(...)",
+    Kind.DIARIZER: "finds speakers, not text; use engine.diarize(...)",
+}
 INLINE_TEXT = 2_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
@@ -79,14 +83,8 @@ async def build_request(
     Raises:
         InvalidRequest: an argument that cannot work for this model.
     """
-    if description.kind is Kind.POOLING:
-        raise InvalidRequest(
-            f"{description.architecture} gives vectors, not text; use engine.embed(...) or engine.score(...)"
-        )
-    if description.kind is Kind.ALIGNER:
-        raise InvalidRequest(f"{description.architecture} gives the times of words, not text; use engine.align(...)")
-    if description.kind is Kind.DIARIZER:
-        raise InvalidRequest(f"{description.architecture} finds speakers, not text; use engine.diarize(...)")
+    if description.kind in _WITHOUT_TEXT:
+        raise InvalidRequest(f"{description.architecture} {_WITHOUT_TEXT[description.kind]}")
     sampling = resolved(query.sampling, tools=bool(query.tools))
     if description.frame_seconds:
         check_greedy(sampling, description.architecture)
@@ -112,9 +110,8 @@ async def build_request(
 async def with_page_keys(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
     """Returns ``request`` with the keys of its prompt's full pages, if pages are shared by content. The keys of a long
     prompt are computed in a thread, since in the loop all requests would wait for them."""
-    if len(request.prompt_token_ids) <= INLINE_TOKENS:
-        return keyed(request, description, prefix_caching=prefix_caching)
-    return await run_in_thread(partial(keyed, request, description, prefix_caching=prefix_caching))
+    work = partial(keyed, request, description, prefix_caching=prefix_caching)
+    return await run_in_thread(work, short=len(request.prompt_token_ids) <= INLINE_TOKENS)
 
 
 def keyed(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
@@ -190,8 +187,7 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
             f"no audio is given, but {description.architecture} reads audio; use engine.transcribe(...)"
         )
     load = partial(load_audio, audio, sampling_rate=description.sampling_rate)
-    is_short = isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES
-    samples = load() if is_short else await run_in_thread(load)
+    samples = await run_in_thread(load, short=isinstance(audio, np.ndarray) and audio.size <= INLINE_SAMPLES)
     if len(samples) > description.window_samples:
         raise RequestTooLarge(
             f"audio of {len(samples) / description.sampling_rate:.2f} s is too long; allowed: one window of the "
@@ -199,8 +195,8 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
             "of any length"
         )
     assert description.speech is not None, "an encoder-decoder without a preparer is a model of speech"
-    hear = partial(description.speech.hear, samples)
-    return (hear() if samples.size <= INLINE_HASHED else await run_in_thread(hear)).item
+    sound = await run_in_thread(partial(description.speech.hear, samples), short=samples.size <= INLINE_HASHED)
+    return sound.item
 
 
 # -- decoders --------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ...core.errors import InvalidRequest, UnsupportedAudio
 from .audio import Blocks, open_blocks
 from .containers import Stops
 from .sources import (
+    INLINE_SAMPLES,
     MIN_SECONDS,
     SAMPLING_RATE,
     ArraySource,
@@ -83,7 +84,6 @@ class HeldSamples:
 
 
 _SECONDS_AT_ONCE = 10  # of audio for one call in a thread
-_INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
 
 
 def _open(source: AudioSource, sampling_rate: int, most_seconds: float, stops: Stops) -> tuple[Blocks, list[Samples]]:
@@ -176,10 +176,7 @@ class Recording:
 
     async def _check(self, array: ArraySource) -> None:
         check = partial(check_all, array.samples, "the array")
-        if len(array.samples) <= _INLINE_SAMPLES:
-            check()
-        else:
-            await run_in_thread(check)
+        await run_in_thread(check, short=len(array.samples) <= INLINE_SAMPLES)
         check_length(len(array.samples), "the array", self.sampling_rate)
         check_bound(len(array.samples) / self.sampling_rate, "the array", self._most_seconds)
 

@@ -42,6 +42,7 @@ _ALLOWED = (
     "a path, bytes, a binary file object, or a 1-D float32 or float64 array, either without a rate (it then has the "
     "model's) or with its rate: (samples, rate) or {'array': samples, 'sampling_rate': rate}"
 )
+INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
 _CHECKED_AT_ONCE = 1 << 20  # samples: so that the check of a long array makes no copy of all of it
 _KEYS = ("array", "sampling_rate")  # of a mapping, as the library `datasets` has them
 

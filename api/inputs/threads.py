@@ -15,16 +15,22 @@ _Result = TypeVar("_Result")
 
 
 async def run_in_thread(
-    work: Callable[[], _Result], *, limiter: trio.CapacityLimiter | None = None, abandon_on_cancel: bool = False
+    work: Callable[[], _Result],
+    *,
+    short: bool = False,
+    limiter: trio.CapacityLimiter | None = None,
+    abandon_on_cancel: bool = False,
 ) -> _Result:
     """Runs ``work()`` in a worker thread; returns its result or raises its error. ``limiter`` and ``abandon_on_cancel``
-    are trio's.
+    are trio's. ``short``: the work takes less time than a thread costs, so it is done at once in the event loop.
 
     If `trio.to_thread.run_sync` itself raises an error, a frame of the error's own traceback holds it. This reference
     cycle would keep all locals of the frames (images of megabytes, for example) until a garbage collection. The thread
     would keep its work and its answer until it runs again. So both are passed in a `_Call`, which is emptied on the
     way.
     """
+    if short:
+        return work()
     call = _Call(work)
     del work
     try:

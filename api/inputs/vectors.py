@@ -105,10 +105,7 @@ async def build_requests(
         requests = (_request(limit, text, query, most_tokens, new_id(), pause) for text in texts)
         return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
 
-    if short:
-        check()
-    else:
-        await run_in_thread(check)
+    await run_in_thread(check, short=short)
     found: list[Request] = []
     for texts in _turns(query.texts):
         found += await read_texts(partial(build, texts), short=short, reading=reading)

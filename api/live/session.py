@@ -31,7 +31,7 @@ from ..inputs.recording import HeldSamples
 from ..inputs.sources import ArraySource, Samples, array_source, check_values, type_name
 from ..inputs.threads import run_in_thread
 from ..outputs.results import LiveText
-from ..speech.voice import Listener, Probabilities, VoiceActivity
+from ..speech.voice import CheckedListener, Probabilities, VoiceActivity
 from .endpoints import Endpointer, Reading
 from .options import LiveOptions
 from .reader import Heard, UtteranceReader
@@ -85,24 +85,17 @@ class Ear:
     detector: VoiceActivity
     model_rate: int
     _resampler: soxr.ResampleStream | None = field(init=False)
-    _listener: Listener | None = field(default=None, init=False)
+    _listener: CheckedListener = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        if self.detector.sampling_rate != self.model_rate:
-            raise InvalidRequest(
-                f"the voice activity detector has {self.detector.sampling_rate} Hz; allowed: {self.model_rate} "
-                "Hz, the rate of the model"
-            )
+        self._listener = CheckedListener(self.detector, self.model_rate)
         self._resampler = new_resampler(self.rate, self.model_rate)
 
     def hear(self, chunk: Samples, *, last: bool = False) -> tuple[Samples, Probabilities]:
         """Returns the next samples, and the probabilities of the frames that they complete. ``last``: no more chunks
         come, and the last frame need not be complete."""
         samples = chunk if self._resampler is None else self._resampler.resample_chunk(chunk, last=last)
-        if self._listener is None:
-            self._listener = self.detector.listen()
-        probabilities = self._listener.hear(samples)
-        return samples, np.concatenate([probabilities, self._listener.end()]) if last else probabilities
+        return samples, self._listener.hear(samples, last=last)
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 from attrs import define, evolve, field
 
-from ...core.request import Request, SamplingParams
-from ...core.speech import Draft, Sound, StreamingModel, is_unspaced
+from ...core.speech import Sound, StreamingModel, is_unspaced
 from ..inputs.audio import Samples
 from ..inputs.threads import run_in_thread
 from ..speech.reader import WindowReader, aligned_frames, frames_of_steps
@@ -75,7 +74,7 @@ class StreamReader:
         if sound is None:
             return False
         draft = self.model.draft_on(sound, self._written)
-        (answer,) = await self.reader.ask([self._request(draft)], is_text=True)
+        (answer,) = await self.reader.ask([recipe.request(self.reader.new_id("piece"), draft)], is_text=True)
         ask = recipe.ask(Context(name="", language=recipe.language))
         self.language = recipe.language or self.model.cut(answer.token_ids, ask).language or self.language
         first = recipe.facts.first_step
@@ -89,16 +88,6 @@ class StreamReader:
         self._frames += sound.item.embeddings
         self._sound = sound
         return True
-
-    def _request(self, draft: Draft) -> Request:
-        return Request(
-            id=self.reader.new_id("piece"),
-            prompt_token_ids=draft.token_ids,
-            items=draft.items,
-            sampling=SamplingParams(max_tokens=draft.max_tokens),
-            rules=draft.rules,
-            max_tokens=draft.max_tokens,
-        )
 
     def _take(self, *, ends: bool) -> tuple[TimedWord, ...]:
         """Returns the words that are stable now: all but the last one, or all if the utterance ``ends``. Then all that

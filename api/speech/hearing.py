@@ -6,15 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import trio
 
-from ...core.errors import InvalidRequest
 from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..inputs.threads import run_in_thread
 from .speakers import Diarization, SpeakerListener
-from .voice import Listener, Probabilities, SpanRules, SpeechSpan, SpeechSpans, VoiceActivity
+from .voice import CheckedListener, Probabilities, SpanRules, SpeechSpan, SpeechSpans, VoiceActivity
 
 _SECONDS_AT_ONCE = 8  # of audio for one call in a thread: a cancelled caller waits for its end, some 30 ms
 
@@ -48,15 +46,10 @@ class Hearing:
         rules: SpanRules,
         listen: Callable[[int], SpeakerListener] | None = None,
     ) -> None:
-        if detector.sampling_rate != recording.sampling_rate:
-            raise InvalidRequest(
-                f"the voice activity detector has {detector.sampling_rate} Hz; allowed: "
-                f"{recording.sampling_rate} Hz, the rate of the recording"
-            )
         self.ended = self.audible = False
         self._recording = recording
         self._detector = detector
-        self._listener: Listener | None = None
+        self._listener = CheckedListener(detector, recording.sampling_rate)
         self._listen = listen
         self._speakers: SpeakerListener | None = None
         self._decides = SpeechSpans(rules, detector.sampling_rate, detector.frame_samples)
@@ -113,19 +106,8 @@ class Hearing:
             self._final += found
 
     def _ask(self, samples: Samples) -> Probabilities:
-        if self._listener is None:
-            self._listener = self._detector.listen()
-        answer = np.asarray(self._listener.hear(samples) if len(samples) else self._listener.end())
-        frame = self._detector.frame_samples
-        due = (self.heard + len(samples)) // frame - self._decides.frames
-        if not len(samples):
-            due = -(-self.heard // frame) - self._decides.frames
-        if answer.shape != (due,) or answer.dtype.kind != "f" or not ((answer >= 0) & (answer <= 1)).all():
-            raise InvalidRequest(
-                f"the voice activity detector returned {answer.dtype} of shape {answer.shape}; allowed: {due} "
-                f"probabilities (floats from 0 to 1), one for each frame of {frame} samples"
-            )
+        answer = self._listener.hear(samples, last=not len(samples))
         if self._listen is not None:
-            self._speakers = self._speakers or self._listen(frame)
+            self._speakers = self._speakers or self._listen(self._detector.frame_samples)
             self._speakers.hear(samples, answer)
         return answer

@@ -141,8 +141,13 @@ def _known_speakers(value: Any) -> Mapping[str, AudioSource]:
     return dict(value)
 
 
+def _has(value: Any, method: str) -> bool:
+    """True if ``value`` is an object, and no class, with this method."""
+    return callable(getattr(value, method, None)) and not isinstance(value, type)
+
+
 def _diarizer(value: Any) -> Any:
-    if callable(getattr(value, "diarize", None)) and not isinstance(value, type):
+    if _has(value, "diarize"):
         return value
     if not are_turns(value):
         raise Refused
@@ -157,13 +162,13 @@ def _token(value: Any) -> int:
 
 
 def _voice_activity(value: Any) -> Any:
-    if value not in VOICE_ACTIVITY and not (callable(getattr(value, "listen", None)) and not isinstance(value, type)):
+    if value not in VOICE_ACTIVITY and not _has(value, "listen"):
         raise Refused
     return value
 
 
 def _aligner(value: Any) -> Any:
-    if not callable(getattr(value, "align", None)) or isinstance(value, type):
+    if not _has(value, "align"):
         raise Refused
     return value
 
@@ -398,38 +403,26 @@ class TranscribeOptions:
         if self.aligner is not None:
             demand(self.timestamps == "word", f"aligner with timestamps={self.timestamps!r}", "timestamps='word'")
             demand(self.task == "transcribe", f"aligner with task={self.task!r}", "task='transcribe'")
-        if self.parallel and self.voice_activity == "off":
-            raise InvalidRequest(
-                "voice_activity='off' with parallel=True; allowed: voice_activity='skip', which finds the places to cut"
+        if self.voice_activity == "off":
+            reads, skip = "voice_activity='off' with", "voice_activity='skip', which finds"
+            demand(not self.parallel, f"{reads} parallel=True", f"{skip} the places to cut")
+            demand(
+                self.speakers is None or self.diarizer is not None, f"{reads} speakers", f"{skip} where somebody speaks"
             )
-        unused = [
-            one.name
-            for one in fields(type(self))
-            if one.name.startswith("vad_") and getattr(self, one.name) != one.default
-        ]
-        if unused and self.voice_activity == "off":
-            raise InvalidRequest(
-                f"{unused[0]} is given with voice_activity='off', which reads everything; leave one of the two out"
-            )
-        if self.diarizer is not None and (self.known_speakers or self.speakers not in (None, ANY_SPEAKERS)):
-            named = "known_speakers" if self.known_speakers else "a number of speakers"
-            raise InvalidRequest(
-                f"{named} is given with diarizer, which counts speakers itself; allowed: speakers='any'"
-            )
-        if self.speakers is not None and self.diarizer is None and self.voice_activity == "off":
-            raise InvalidRequest(
-                "voice_activity='off' with speakers; allowed: voice_activity='skip', which finds where somebody speaks"
-            )
-        if len(self.known_speakers) > (self.speakers or (0, 0))[1]:
-            told = "no speakers" if self.speakers is None else f"speakers up to {self.speakers[1]}"
-            raise InvalidRequest(
-                f"known_speakers has {len(self.known_speakers)} names, with {told}; allowed: speakers='any', or as "
-                "many speakers as names, or more"
-            )
-        if self.prefix is not None and self.parallel:
-            raise InvalidRequest(
-                "prefix is given with parallel=True, which has no first window; leave one of the two out"
-            )
+            for one in fields(type(self)):
+                used = not one.name.startswith("vad_") or getattr(self, one.name) == one.default
+                demand(used, f"{one.name} is given with voice_activity='off', which reads everything", "one of the two")
+        counts = self.diarizer is not None and (self.known_speakers or self.speakers not in (None, ANY_SPEAKERS))
+        named = "known_speakers" if self.known_speakers else "a number of speakers"
+        demand(not counts, f"{named} is given with diarizer, which counts speakers itself", "speakers='any'")
+        told = "no speakers" if self.speakers is None else f"speakers up to {self.speakers[1]}"
+        demand(
+            len(self.known_speakers) <= (self.speakers or (0, 0))[1],
+            f"known_speakers has {len(self.known_speakers)} names, with {told}",
+            "speakers='any', or as many speakers as names, or more",
+        )
+        no_first = "prefix is given with parallel=True, which has no first window"
+        demand(self.prefix is None or not self.parallel, no_first, "one of the two")
 
 
 OF_MODELS = SAMPLING | {

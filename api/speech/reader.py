@@ -81,7 +81,7 @@ class WindowReader:
 
     async def _hear(self, samples: Samples, *, trimmed: bool) -> Sound:
         hear = partial(self.recipe.model.hear, samples, trimmed=trimmed)
-        return hear() if samples.size <= INLINE_HASHED else await run_in_thread(hear)
+        return await run_in_thread(hear, short=samples.size <= INLINE_HASHED)
 
     async def languages(self, sound: Sound) -> dict[str, float]:
         """The probability of each language, by code."""

@@ -13,7 +13,7 @@ from ...core.errors import ContextLengthExceeded, InvalidRequest
 from ...core.languages import LANGUAGES, language_code
 from ...core.model import ModelDescription
 from ...core.request import Request, SamplingParams
-from ...core.speech import Ask, Detection, Sound, Span, SpeechFacts, SpeechModel
+from ...core.speech import Ask, Detection, Draft, Sound, Span, SpeechFacts, SpeechModel
 from ..outputs.languages import unknown_language
 from .options import ANY_SPEAKERS, OF_MODELS, TEMPERATURES, TranscribeOptions
 from .windows import Generated
@@ -315,15 +315,19 @@ class Recipe:
 
     def detection(self, request_id: str, sound: Sound) -> Request:
         """Returns the request that asks for the probability of each language."""
-        draft = self.model.detection(sound)
+        return self.request(request_id, self.model.detection(sound))
+
+    def request(self, request_id: str, draft: Draft, sampling: SamplingParams | None = None) -> Request:
+        """Returns the request of ``draft``. Its tokens are the likeliest, unless ``sampling`` says otherwise."""
+        sampling = SamplingParams(max_tokens=draft.max_tokens) if sampling is None else sampling
         return Request(
             id=request_id,
             prompt_token_ids=draft.token_ids,
             items=draft.items,
-            sampling=SamplingParams(max_tokens=draft.max_tokens),
+            sampling=sampling,
             rules=draft.rules,
             probe=draft.probe,
-            max_tokens=draft.max_tokens,
+            max_tokens=sampling.max_tokens,
         )
 
     def detected(self, generated: Generated) -> dict[str, float]:
@@ -360,17 +364,9 @@ class Recipe:
                 f"the prompt of a window has {len(draft.token_ids):,} tokens; allowed: up to {positions - 1:,}. "
                 "Shorten the texts before it or its audio (vad_max_speech_duration_s), or give a larger max_positions"
             )
-        most = min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens)
-        sampling = self._sampling(attempt, most)
-        request = Request(
-            id=name(),
-            prompt_token_ids=draft.token_ids,
-            items=draft.items,
-            sampling=sampling.sibling(0),
-            rules=evolve(draft.rules, no_repeat_ngram=self.options.no_repeat_ngram_size),
-            probe=draft.probe,
-            max_tokens=most,
-        )
+        draft = evolve(draft, rules=evolve(draft.rules, no_repeat_ngram=self.options.no_repeat_ngram_size))
+        sampling = self._sampling(attempt, min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens))
+        request = self.request(name(), draft, sampling.sibling(0))
         if sampling.beam_size > 1:
             return [evolve(request, sampling=sampling)]
         others = [evolve(request, id=name(), sampling=sampling.sibling(n), probe=None) for n in range(1, sampling.n)]

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field, frozen
 
+from ...core.errors import InvalidRequest
 from ..inputs.audio import Samples
 
 Probabilities: TypeAlias = npt.NDArray[np.float32]
@@ -59,6 +60,51 @@ class VoiceActivity(Protocol):
     def listen(self) -> Listener:
         """Returns a new listener. The first call may load data that all listeners share."""
         ...
+
+
+@define(eq=False)
+class CheckedListener:
+    """Asks ``detector`` for the probabilities of one stream at ``rate`` Hz, and checks its answers. Its calls block.
+
+    Attributes:
+        frames: the number of probabilities so far.
+
+    Raises:
+        InvalidRequest: the detector has another rate, or answers with something other than probabilities.
+    """
+
+    detector: VoiceActivity
+    rate: int
+    frames: int = field(default=0, init=False)
+    _heard: int = field(default=0, init=False)
+    _listener: Listener | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.detector.sampling_rate != self.rate:
+            raise InvalidRequest(
+                f"the voice activity detector has {self.detector.sampling_rate} Hz; allowed: {self.rate} Hz, the rate "
+                "of the model"
+            )
+
+    def hear(self, samples: Samples, *, last: bool = False) -> Probabilities:
+        """Adds the next samples. Returns the probabilities of the frames that they complete; with ``last`` also that of
+        an incomplete frame."""
+        if self._listener is None:
+            self._listener = self.detector.listen()
+        parts = [np.asarray(self._listener.hear(samples)) if len(samples) else np.zeros(0, np.float32)]
+        if last:
+            parts.append(np.asarray(self._listener.end()))
+        answer = next((part for part in parts if part.ndim != 1), np.concatenate([part.ravel() for part in parts]))
+        self._heard += len(samples)
+        frame = self.detector.frame_samples
+        due = (-(-self._heard // frame) if last else self._heard // frame) - self.frames
+        if answer.shape != (due,) or answer.dtype.kind != "f" or not ((answer >= 0) & (answer <= 1)).all():
+            raise InvalidRequest(
+                f"the voice activity detector returned {answer.dtype} of shape {answer.shape}; allowed: {due} "
+                f"probabilities (floats from 0 to 1), one for each frame of {frame} samples"
+            )
+        self.frames += due
+        return answer
 
 
 def at_rate(detector: VoiceActivity, rate: int) -> VoiceActivity:

@@ -35,7 +35,7 @@ async def sound_of(
 
 
 @frozen(kw_only=True)
-class Read:
+class WindowRead:
     """One window that was read: its segments, and the start of the next window."""
 
     segments: tuple[Segment, ...]
@@ -115,7 +115,9 @@ class Walk:
         """The recipe of the reader."""
         return self.reader.recipe
 
-    async def _read_twice(self, sound: Sound, language: str | None, start: int, stop: int) -> tuple[Attempt, Read]:
+    async def _read_twice(
+        self, sound: Sound, language: str | None, start: int, stop: int
+    ) -> tuple[Attempt, WindowRead]:
         """Reads the window [start, stop). If somebody speaks but the model writes nothing, the text before the window
         may have misled the model: the window is read once more without that text, and if there was none, without the
         hotwords and the initial prompt."""
@@ -131,7 +133,7 @@ class Walk:
         attempt = await self.reader.read(attempt.sound, evolve(context, before=fewer))
         return attempt, evolve(self._read(attempt, start, stop), misled=True)
 
-    def _remember(self, assessment: Assessment, read: Read) -> None:
+    def _remember(self, assessment: Assessment, read: WindowRead) -> None:
         """Keeps the text for the next window. A silent window does not change the history. If no attempt was good, all
         temperatures were tried, so the text counts as sampled at the last one."""
         options = self.recipe.options
@@ -150,7 +152,7 @@ class Walk:
 
     # -- one window --------------------------------------------------------------------------------------------------
 
-    def _read(self, attempt: Attempt, start: int, stop: int) -> Read:
+    def _read(self, attempt: Attempt, start: int, stop: int) -> WindowRead:
         silent = attempt.assessment.is_silent(self.recipe.options)
         cut = WindowCut(()) if silent else self.recipe.model.cut(attempt.generated.token_ids, attempt.ask)
         if attempt.generated.frames and not silent:
@@ -159,7 +161,7 @@ class Walk:
         language = attempt.ask.language or cut.language
         segments, tokens = self._segments(cut.spans, attempt, start, stop)
         segments = tuple(evolve(segment, language=language or self.language) for segment in segments)
-        read = Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed, language=language)
+        read = WindowRead(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed, language=language)
         if cut.next_start is not None:
             return evolve(
                 read, seek=self._far_enough(start, start + cut.next_start * self.recipe.facts.step_samples, stop)
@@ -183,7 +185,7 @@ class Walk:
         is_missed = end - start >= self.recipe.samples(_LEAST_MOVE) and speech >= self.recipe.samples(_MISSED)
         return end if is_missed else None
 
-    async def _with_words(self, read: Read, attempt: Attempt, start: int) -> Read:
+    async def _with_words(self, read: WindowRead, attempt: Attempt, start: int) -> WindowRead:
         """Returns ``read`` with the times of its words."""
         recipe = self.recipe
         tokens = recipe.model.word_tokens(attempt.generated.token_ids, attempt.ask)
@@ -201,7 +203,7 @@ class Walk:
         )
         return evolve(read, segments=segments)
 
-    async def _aligned(self, read: Read, start: int, samples: Samples) -> Read:
+    async def _aligned(self, read: WindowRead, start: int, samples: Samples) -> WindowRead:
         """Returns ``read`` with words of the aligner, which hears the sound of each segment."""
         language, found = read.language or self.language, list[Segment]()
         for segment in read.segments:
@@ -209,7 +211,7 @@ class Walk:
             found.append(await self.reader.with_words(segment, samples[first:last], language))
         return evolve(read, segments=tuple(found))
 
-    def _heard(self, read: Read, start: int, stop: int) -> Read:
+    def _heard(self, read: WindowRead, start: int, stop: int) -> WindowRead:
         """Returns ``read`` without text that nobody spoke. The next window starts after the last word, unless the model
         has said that nobody speaks there, or an aligner, which hears no more than the segments, has found the word."""
         recipe, seek = self.recipe, read.seek

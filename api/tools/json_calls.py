@@ -12,7 +12,7 @@ import regex
 from attrs import frozen
 
 from ...core.tools import Tool
-from .syntax import BLANKS, Reading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule, schema_of
+from .syntax import BLANKS, CallReading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule, schema_of
 from .text import Match, NoCall, Pattern, Text, is_value
 
 # -- calls with a name -------------------------------------------------------------------------------------------------
@@ -60,12 +60,12 @@ class NamedCalls(Syntax):
         more = (regex.compile(end + BLANKS + self._named),)
         return (*more, *closing(self.end, self.after), *closing(self.after), regex.compile(last)) if self.before else ()
 
-    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+    def read(self, text: Text, head: Match, tools: Tools) -> CallReading:
         """Reads the arguments."""
         if head["name"] not in tools:
             raise NoCall
         _, end = text.value(head.end())
-        return Reading((ToolCall(head["name"], text.text[head.end() : end]),), end, self._after)
+        return CallReading((ToolCall(head["name"], text.text[head.end() : end]),), end, self._after)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with all their markers."""
@@ -127,7 +127,7 @@ class JsonCalls(Syntax):
         more = regex.compile(rf"{BLANKS}(?P<array>,){BLANKS}(?=\{{)")
         return (more, *closing("]", self.end.strip()), *closing("]"))
 
-    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+    def read(self, text: Text, head: Match, tools: Tools) -> CallReading:
         """Reads the object."""
         members, end = _members(text, head.end())
         name, _ = members.get("name", (None, ""))
@@ -135,7 +135,7 @@ class JsonCalls(Syntax):
             raise NoCall
         arguments = _arguments(*members.get("arguments", members.get("parameters", (None, ""))))
         after = self._after_in_array if head.lastgroup == "array" else self._after
-        return Reading((ToolCall(name, arguments),), end, after)
+        return CallReading((ToolCall(name, arguments),), end, after)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with their keys in the order in which models write them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from ...core.errors import InvalidRequest
-from .syntax import ArgumentsPiece, CallBegin, ContentPiece, Reading, Syntax, ToolPart, Tools
+from .syntax import ArgumentsPiece, CallBegin, CallReading, ContentPiece, Syntax, ToolPart, Tools
 from .text import More, NoCall, Pattern, Text
 
 _LONG = 2_000  # characters: what may be a call is read anew for each piece, and from here on only for some
@@ -77,13 +77,13 @@ class ToolReader:
         self._text.text = text[place:]
         return tuple(parts)
 
-    def _go_on(self, place: int) -> Reading:
+    def _go_on(self, place: int) -> CallReading:
         """Reads what follows a call: the next one, or the markers at the end."""
         for pattern in self._after:
             try:
                 found = self._text.match(pattern, place)
                 is_end = found.lastgroup == "end"
-                return Reading((), found.end()) if is_end else self._syntax.read(self._text, found, self._tools)
+                return CallReading((), found.end()) if is_end else self._syntax.read(self._text, found, self._tools)
             except NoCall:
                 continue
         raise NoCall

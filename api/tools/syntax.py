@@ -60,7 +60,7 @@ _BARE = regex.compile(r"[\s\x1c-\x1f]*+(?=\{)")
 
 
 @frozen
-class Reading:
+class CallReading:
     """Calls that were read, and the place where they end. ``after``: the patterns of what may follow in the same group,
     a call or the `closing` markers; the first that matches counts."""
 
@@ -92,8 +92,8 @@ class Syntax(ABC):
         return (_BARE.match(text.text, place) if bare and self.bare else None) or text.search(self.head, place)
 
     @abstractmethod
-    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
-        """Reads the call that begins with ``head``, a match of `head` or of a pattern in `Reading.after`.
+    def read(self, text: Text, head: Match, tools: Tools) -> CallReading:
+        """Reads the call that begins with ``head``, a match of `head` or of a pattern in `CallReading.after`.
 
         Raises:
             NoCall: the text is not a call.

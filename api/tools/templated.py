@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
-from .syntax import Reading, Syntax, ToolCall, Tools, Write
+from .syntax import CallReading, Syntax, ToolCall, Tools, Write
 from .text import Match, More, NoCall, Pattern, Text
 
 _FIELD = "tool_calls"  # of the assistant's message
@@ -57,7 +57,7 @@ class TemplatedCalls(Syntax):
         """The markers of the syntax that can be forced."""
         return () if self._forced is None else self._forced.markers
 
-    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+    def read(self, text: Text, head: Match, tools: Tools) -> CallReading:
         """Reads one region of the template, up to the marker at its end or the end of the text, and the calls in it."""
         written, partial = text.text, not text.ended
         if partial and head.end() == len(written):  # the match may grow
@@ -66,7 +66,7 @@ class TemplatedCalls(Syntax):
         if partial and (closed is None or closed.end() == len(written)):
             raise More
         end = len(written) if closed is None else closed.end()
-        return Reading(self._calls(written[head.start() : end], tools), end)
+        return CallReading(self._calls(written[head.start() : end], tools), end)
 
     def _calls(self, region: str, tools: Tools) -> list[ToolCall]:
         from transformers.utils.chat_parsing import parse_response

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
-from .syntax import BLANKS, Reading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule
+from .syntax import BLANKS, CallReading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule
 from .text import Match, More, NoCall, Pattern, Text, is_value
 
 # -- values of a schema ------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class XmlCalls(Syntax):
     head: Pattern = _HEAD
     markers: tuple[str, ...] = (_BEGIN, _END)
 
-    def read(self, text: Text, head: Match, tools: Tools) -> Reading:
+    def read(self, text: Text, head: Match, tools: Tools) -> CallReading:
         """Reads the parameters up to the end of the function. Models omit the outer tags now and then."""
         if head["name"] not in tools:
             raise NoCall
@@ -134,7 +134,7 @@ class XmlCalls(Syntax):
                 raise NoCall
             found[key], end = _value(text, tag.end())
             tag = text.match(_NEXT, end)
-        return Reading((ToolCall(head["name"], _object(found, tools[head["name"]])),), tag.end(), _AFTER)
+        return CallReading((ToolCall(head["name"], _object(found, tools[head["name"]])),), tag.end(), _AFTER)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls whose parameters come in the order of the schema.

@@ -139,6 +139,29 @@ async def test_what_a_broken_recording_has_before_its_end_is_found() -> None:
         assert recording.broken is not None
 
 
+async def test_a_detector_is_never_asked_about_no_samples() -> None:
+    """What its end says is asked of `end` alone."""
+
+    class Particular(PaperListener):
+        def hear(self, samples: Samples) -> Samples:
+            assert np.abs(samples).max() >= 0, "which no array has that is empty"
+            return super().hear(samples)
+
+    detector = SimpleNamespace(**ATTRIBUTES, listen=lambda: Particular(loud()))
+    async with Recording(TALK[:-50], sampling_rate=RATE) as recording:
+        assert await all_spans(Hearing(recording, detector, RULES)) == SPANS
+
+
+@pytest.mark.parametrize("answer", [None, 0.5, [[0.5]], [0.5, 0.5]])
+async def test_an_end_that_is_no_probability_is_refused(answer: object) -> None:
+    def listen() -> SimpleNamespace:
+        return SimpleNamespace(hear=PaperListener(loud()).hear, end=lambda: answer)
+
+    async with Recording(TALK, sampling_rate=RATE) as recording:
+        with pytest.raises(InvalidRequest, match=r"the voice activity detector returned .*; allowed: 0 prob"):
+            await all_spans(Hearing(recording, SimpleNamespace(**ATTRIBUTES, listen=listen), RULES))
+
+
 async def test_a_detector_of_another_rate_is_refused() -> None:
     async with Recording(TALK, sampling_rate=RATE) as recording:
         with pytest.raises(InvalidRequest, match="the voice activity detector has 16000 Hz; allowed: 1000 Hz"):
