@@ -13,8 +13,6 @@ from attrs import frozen
 from triolet import EngineConfig
 from triolet.api.inputs.audio import Samples
 
-from ..checkpoints.families import make_checkpoint
-
 NAMES = ("voxtral_realtime", "kyutai_speech_to_text")
 SCARCE = EngineConfig(  # pages for less than two long sequences, steps shorter than prompts, room for two encodings
     device="cpu",
@@ -45,9 +43,7 @@ class Reference:
 
     @classmethod
     def of(cls, name: str, folder: Path) -> Reference:
-        """Reads a checkpoint, which is made if ``folder`` has none."""
-        if not (folder / "config.json").exists():
-            make_checkpoint(name, folder)
+        """Reads a checkpoint."""
         paced = name == "voxtral_realtime"
         named = "VoxtralRealtime" if paced else "KyutaiSpeechToText"
         return cls(

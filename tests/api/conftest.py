@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 from PIL import Image
 
+from ..checkpoints.families import make_checkpoint
 from .hosts import HOSTS, Bench
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``made(family)`` is the folder of a tiny checkpoint. Each is made once, and nobody changes it."""
+    return cache(lambda family: make_checkpoint(family, tmp_path_factory.mktemp("made") / family))
+
+
+@pytest.fixture(scope="session")
+def frame_references(made: Callable[[str], Path]) -> Callable[[str], Any]:
+    """transformers' own CTC models and transducers, with what they have said so far."""
+    from .test_frames import Reference
+
+    return cache(lambda name: Reference.of(name, made(name)))
 
 
 @pytest.fixture(params=HOSTS, ids=lambda host: host.name)

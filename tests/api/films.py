@@ -1,4 +1,4 @@
-"""Films for tests: files with several audio tracks."""
+"""Files with sound for tests, and films with several audio tracks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,38 @@ from functools import cache
 from typing import Any
 
 import av
+import numpy as np
+import soundfile
 
 from triolet.api.inputs.audio import Samples
 
-from .test_audio import RATE, tone
+RATE = 16_000
+
+
+def tone(seconds: float = 1.0, rate: int = RATE, hertz: float = 440.0) -> np.ndarray:
+    """A soft sine, float32."""
+    return (0.25 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
+
+
+def encode(samples: np.ndarray, rate: int = RATE, *, kind: str = "WAV", subtype: str | None = None) -> bytes:
+    """A file by libsndfile; ``samples`` have shape (frames,) or (frames, channels)."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def mux(samples: np.ndarray, codec: str, rate: int, kind: str) -> bytes:
+    """A mono file by FFmpeg's libraries."""
+    file = io.BytesIO()
+    mux_into(file, samples, codec, rate, kind)
+    return file.getvalue()
+
+
+def mux_into(file: Any, samples: np.ndarray, codec: str, rate: int, kind: str, **options: str) -> None:
+    with av.open(file, "w", format=kind, options=options) as container:
+        stream: Any = container.add_stream(codec, rate=rate, layout="mono")
+        for packet in encoded(stream, samples, rate):
+            container.mux(packet)
 
 
 def encoded(stream: Any, samples: Samples, rate: int, layout: str = "mono") -> Iterator[Any]:

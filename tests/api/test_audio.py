@@ -6,55 +6,19 @@ import io
 import os
 import struct
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import pytest
-import soundfile
 
 from triolet.api.inputs import audio
 from triolet.api.inputs.audio import content_key, load_audio
 from triolet.api.inputs.sources import is_pair, with_rate
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 
-RATE = 16_000
-
-
-def tone(seconds: float = 1.0, rate: int = RATE, hertz: float = 440.0) -> np.ndarray:
-    """A soft sine, float32."""
-    return (0.25 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
-
-
-def encode(samples: np.ndarray, rate: int = RATE, *, kind: str = "WAV", subtype: str | None = None) -> bytes:
-    """A file by libsndfile; ``samples`` have shape (frames,) or (frames, channels)."""
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format=kind, subtype=subtype)
-    return file.getvalue()
-
-
-def mux(samples: np.ndarray, codec: str, rate: int, kind: str) -> bytes:
-    """A mono file by FFmpeg's libraries."""
-    file = io.BytesIO()
-    mux_into(file, samples, codec, rate, kind)
-    return file.getvalue()
-
-
-def mux_into(file: Any, samples: np.ndarray, codec: str, rate: int, kind: str, **options: str) -> None:
-    with av.open(file, "w", format=kind, options=options) as container:
-        stream: Any = container.add_stream(codec, rate=rate)
-        stream.layout = "mono"
-        encode_into(container, stream, samples, rate)
-
-
-def encode_into(container: Any, stream: Any, samples: np.ndarray, rate: int) -> None:
-    frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
-    frame.sample_rate = rate
-    resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=stream.frame_size)
-    for part in [*resampler.resample(frame), *resampler.resample(None), None]:
-        container.mux(stream.encode(part))
+from .films import RATE, encode, mux, mux_into, tone
 
 
 def loudest_frequency(samples: np.ndarray) -> float:
@@ -205,26 +169,6 @@ def is_the_tone(samples: np.ndarray, slack: float = 0.02) -> None:
     assert loudest_frequency(samples[1600:-1600]) == pytest.approx(440, abs=3)
     assert np.abs(samples[1600:-1600]).max() == pytest.approx(0.25, abs=0.03)
     assert abs(samples.mean()) < 0.01
-
-
-def film(kind: str, *, sound: bool) -> bytes:
-    file = io.BytesIO()
-    with av.open(file, "w", format=kind) as container:
-        video: Any = container.add_stream("mpeg4", rate=10)
-        video.width = video.height = 32
-        video.pix_fmt = "yuv420p"
-        stream: Any = container.add_stream("aac", rate=RATE, layout="mono") if sound else None
-        picture = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
-        container.mux([*video.encode(picture), *video.encode(None)])
-        if sound:
-            encode_into(container, stream, tone(), RATE)
-    return file.getvalue()
-
-
-def test_the_sound_of_a_video() -> None:
-    """The picture is left aside."""
-    samples = load_audio(film("mp4", sound=True))
-    assert loudest_frequency(samples[1600:-1600]) == pytest.approx(440, abs=3)
 
 
 def test_another_rate_may_be_asked_for() -> None:
@@ -420,8 +364,13 @@ def test_a_device_that_fails_while_read_is_named() -> None:
 
 def test_pictures_have_no_audio_stream() -> None:
     """The kinds of streams found are named."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        video: Any = container.add_stream("mpeg4", rate=10, width=32, height=32, pix_fmt="yuv420p")
+        picture = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        container.mux([*video.encode(picture), *video.encode(None)])
     with pytest.raises(UnsupportedAudio, match=r"no audio stream \(streams: video\)"):
-        load_audio(film("avi", sound=False))
+        load_audio(file.getvalue())
 
 
 @pytest.mark.parametrize("rate", [0, -16_000, 10_000_000])
@@ -429,16 +378,6 @@ def test_rates_out_of_range_are_refused(rate: int) -> None:
     """Also the one asked for."""
     with pytest.raises(InvalidRequest, match=rf"sampling_rate is {rate} Hz; allowed: 1000 to 768000 Hz"):
         load_audio(tone(), sampling_rate=rate)
-
-
-SMALL_FILES: dict[str, Callable[[], bytes]] = {
-    "WAV": lambda: encode(tone(0.1)),
-    "FLAC": lambda: encode(tone(0.1), kind="FLAC"),
-    "MP3": lambda: encode(tone(0.1), kind="MP3"),
-    "OGG": lambda: encode(tone(0.1), kind="OGG"),
-    "mp4": lambda: mux(tone(0.1), "aac", RATE, "mp4"),
-    "webm": lambda: mux(tone(0.1, 48_000), "libopus", 48_000, "webm"),
-}
 
 
 # ---- content keys ----------------------------------------------------------------------------------------------------

@@ -244,52 +244,58 @@ def test_an_engine_that_does_not_open_is_a_finding(capsys: pytest.CaptureFixture
     assert lines[-1] == f"1 of {len([line for line in lines[:-1] if not line.startswith(' ')])} could be better"
 
 
+def load_no_mp3(path: Path, *, sampling_rate: int) -> None:
+    if path.suffix == ".mp3":
+        raise UnsupportedAudio(f"{path.name}: no codec")
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state", "found", "advice"),
+    [
+        (
+            lambda patch: patch.setitem(sys.modules, "soxr", None),
+            *(
+                "audio",
+                "wrong",
+                "import of soxr halted",
+                "install these again: pip install --force-reinstall av",
+            ),
+        ),
+        (
+            lambda patch: patch.setattr("triolet.api.inputs.audio.load_audio", load_no_mp3),
+            *("audio", "wrong", r"UnsupportedAudio: .*\.mp3: no codec$", "install these again"),
+        ),
+        (
+            lambda patch: patch.setenv("XDG_CACHE_HOME", f"{__file__}/deeper"),
+            *(
+                "cache",
+                "slow",
+                r"triolet: it cannot be written to \(Not a directory\)$",
+                "set XDG_CACHE_HOME to a folder",
+            ),
+        ),
+        (
+            lambda patch: patch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB)),
+            *("models", "wrong", ", 1.0 GiB free$", "make room, or set HF_HUB_CACHE"),
+        ),
+    ],
+    ids=["a library", "a format", "a cache folder", "a disk"],
+)
 @pytest.mark.usefixtures("well")
-def test_a_library_that_cannot_be_imported_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_used_is_a_finding(
+    change: Any,
+    name: str,
+    state: str,
+    found: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "soxr", None)
-    audio = findings(capsys, Heard(SPEECH))["audio"]
-    assert audio["state"] == "wrong"
-    assert "import of soxr halted" in audio["found"]
-    assert audio["advice"] == "install these again: pip install --force-reinstall av soundfile soxr"
-
-
-@pytest.mark.usefixtures("well")
-def test_a_format_that_cannot_be_decoded_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def load(path: Path, *, sampling_rate: int) -> None:
-        if path.suffix == ".mp3":
-            raise UnsupportedAudio(f"{path.name}: no codec")
-
-    monkeypatch.setattr("triolet.api.inputs.audio.load_audio", load)
-    audio = findings(capsys, Heard(SPEECH))["audio"]
-    assert audio["state"] == "wrong"
-    assert re.fullmatch(r"UnsupportedAudio: .*\.mp3: no codec", audio["found"])
-
-
-@pytest.mark.usefixtures("well")
-def test_a_cache_folder_that_cannot_be_used_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "deeper"))
-    cache = findings(capsys, Heard(SPEECH))["cache"]
-    assert cache["state"] == "slow"
-    assert cache["found"].endswith("triolet: it cannot be written to (Not a directory)")
-    assert "set XDG_CACHE_HOME to a folder that can be written to" in cache["advice"]
-
-
-@pytest.mark.usefixtures("well")
-def test_a_disk_without_room_for_models_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB))
-    models = findings(capsys, Heard(SPEECH))["models"]
-    assert models["state"] == "wrong"
-    assert models["found"].endswith(", 1.0 GiB free")
-    assert "make room, or set HF_HUB_CACHE" in models["advice"]
+    change(monkeypatch)
+    told = findings(capsys, Heard(SPEECH))[name]
+    assert told["state"] == state
+    assert re.search(found, told["found"])
+    assert advice in told["advice"]
 
 
 def test_without_torch_the_rest_is_looked_at(

@@ -21,7 +21,6 @@ from triolet import demo
 from triolet.core.config import EngineConfig
 from triolet.core.request import SamplingParams
 
-from ..checkpoints.families import make_checkpoint
 from .paper import run
 
 SECONDS = 300
@@ -32,12 +31,10 @@ CPU = ("--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def checkpoint(made: Callable[[str], Path]) -> Callable[[str], str]:
     """The folder of a family's checkpoint. All are made at once, since transformers shows its progress."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    for family in ("llama", "qwen2_vl", "llava", "qwen2_audio", "bert"):
-        make_checkpoint(family, folder / family)
-    return lambda family: str(folder / family)
+    folders = {family: str(made(family)) for family in ("llama", "qwen2_vl", "llava", "qwen2_audio", "bert")}
+    return folders.__getitem__
 
 
 async def completion(folder: str, **asked: Any) -> triolet.Completion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,14 @@ import trio
 from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, Turn, demo
 from triolet.models.blueprints.estimate import estimate
 
-from ..checkpoints.families import make_checkpoint
-
 CONFIG = EngineConfig(dtype="float32", device="cpu", verify=True)
 LENGTHS = (0.05, 0.8, 0.805, 1.12, 1.13, 6.4, 7.77)  # seconds: less than a chunk, whole chunks, and with some ahead
 STREAMING = "low_latency"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("nemotron3_diarization", tmp_path_factory.mktemp("diarizer"))
+def folder(made: Callable[[str], Path]) -> Path:
+    return made("nemotron3_diarization")
 
 
 @cache

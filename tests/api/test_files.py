@@ -25,8 +25,7 @@ from triolet.api.inputs.recording import Recording
 from triolet.api.inputs.timeline import AudioFault, FaultLog, Timeline
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 
-from .films import encoded, film_of_two_tracks
-from .test_audio import RATE, encode, tone
+from .films import RATE, encode, encoded, film_of_two_tracks, tone
 
 SECONDS = 5
 KINDS = {  # the container, the codec, its rate, and whether each packet has a time or a place of its own

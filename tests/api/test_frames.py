@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from attrs import field, frozen
 import triolet
 from triolet.models.architectures.frontends import PairedDeltaMel
 
-from ..checkpoints.families import make_checkpoint
 from ..heap import assert_none, garbage
 from .scarcity import settled
 
@@ -62,7 +60,6 @@ class Reference:
 
     @classmethod
     def of(cls, name: str, folder: Path) -> Reference:
-        make_checkpoint(name, folder)
         make = Granite.of if name == "granite_speech5" else transformers.AutoProcessor.from_pretrained
         return cls(folder=folder, module=CLASSES[name].from_pretrained(folder).eval(), processor=make(folder))
 
@@ -100,15 +97,9 @@ def config(**changes: Any) -> triolet.EngineConfig:
     return triolet.EngineConfig(**{"dtype": "float32", "device": "cpu", "verify": True, **changes})
 
 
-@pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
-    """References by name. Nobody changes their folders."""
-    return cache(lambda name: Reference.of(name, tmp_path_factory.mktemp(name)))
-
-
 @pytest.fixture(params=CLASSES)
-def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
-    return references(request.param)
+def reference(request: pytest.FixtureRequest, frame_references: Callable[[str], Reference]) -> Reference:
+    return frame_references(request.param)
 
 
 async def test_each_sound_alone_gets_the_tokens_and_frames_of_generate(reference: Reference) -> None:
@@ -194,9 +185,9 @@ async def test_a_sound_is_encoded_once_however_many_ask_and_again_after_sleep(re
 
 
 @pytest.mark.parametrize("name", ["parakeet_ctc", "parakeet_tdt", "granite_speech5"])
-async def test_a_request_makes_no_garbage(name: str, references: Callable[[str], Reference]) -> None:
+async def test_a_request_makes_no_garbage(name: str, frame_references: Callable[[str], Reference]) -> None:
     """The encoders of Nemotron make some: their masks are made by torch's vmap, which leaves classes behind."""
-    reference = references(name)
+    reference = frame_references(name)
     async with triolet.Engine(reference.folder, config=config()) as engine:
         await engine.generate(audio=reference.sound(0))
         await trio.testing.wait_all_tasks_blocked()
@@ -207,8 +198,8 @@ async def test_a_request_makes_no_garbage(name: str, references: Callable[[str],
     assert_none(found)
 
 
-async def test_logprobs_are_those_of_the_frame(references: Callable[[str], Reference]) -> None:
-    reference = references("parakeet_ctc")
+async def test_logprobs_are_those_of_the_frame(frame_references: Callable[[str], Reference]) -> None:
+    reference = frame_references("parakeet_ctc")
     async with triolet.Engine(reference.folder, config=config()) as engine:
         completion = await engine.generate(audio=reference.sound(4), logprobs=2)
     with torch.inference_mode():
@@ -231,8 +222,8 @@ REFUSED = [
 ]
 
 
-async def test_what_makes_no_sense_for_frames_is_refused_by_name(references: Callable[[str], Reference]) -> None:
-    reference = references("parakeet_tdt")
+async def test_what_makes_no_sense_for_frames_is_refused_by_name(frame_references: Callable[[str], Reference]) -> None:
+    reference = frame_references("parakeet_tdt")
     async with triolet.Engine(reference.folder, config=config()) as engine:
         for options, message in REFUSED:
             with pytest.raises(triolet.InvalidRequest, match=message):

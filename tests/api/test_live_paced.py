@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from triolet.api.speech.recipe import Recipe
 from triolet.core.request import Request
 from triolet.models.blueprints.estimate import estimate
 
+from ..checkpoints.families import make_checkpoint
 from .added import NAMES, SCARCE, Reference
 from .scarcity import settled
 from .speech import PaperVoice
@@ -53,8 +54,8 @@ def cuts(seed: int, length: int) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference.of(request.param, tmp_path_factory.mktemp("paced"))
+def reference(request: pytest.FixtureRequest, made: Callable[[str], Path]) -> Reference:
+    return Reference.of(request.param, made(request.param))
 
 
 @pytest.fixture
@@ -251,7 +252,7 @@ async def test_an_utterance_ends_where_the_positions_or_the_encoder_cache_end(
 @pytest.mark.parametrize("name", NAMES)
 async def test_nothing_is_written_after_the_end_of_a_text(name: str, tmp_path: Path) -> None:
     samples = heard(5, 4.0)
-    whole = Reference.of(name, tmp_path).tokens(samples)
+    whole = Reference.of(name, make_checkpoint(name, tmp_path)).tokens(samples)
     ends = next(token for token in whole[20:] if token not in whole[:20])
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))

@@ -33,8 +33,8 @@ def noise(seconds: float, seed: int = 0) -> Samples:
 
 
 @pytest.fixture(scope="module", params=CAUSAL)
-def reference(request: Any, tmp_path_factory: Any) -> Reference:
-    return Reference.of(request.param, tmp_path_factory.mktemp(request.param))
+def reference(request: Any, frame_references: Any) -> Reference:
+    return frame_references(request.param)
 
 
 async def live(engine: Any, samples: Samples, size: int, rate: int = RATE) -> tuple[list[triolet.LiveText], int]:

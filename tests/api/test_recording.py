@@ -26,7 +26,7 @@ from triolet.api.inputs.decoding import Decoding
 from triolet.api.inputs.recording import Recording
 from triolet.core.errors import InvalidRequest, UnsupportedAudio
 
-from .test_audio import RATE, SMALL_FILES, encode, mux, mux_into, tone
+from .films import RATE, encode, mux, mux_into, tone
 
 
 def noise(seconds: float, rate: int = RATE) -> np.ndarray:
@@ -277,6 +277,16 @@ async def test_what_the_resampler_still_holds_is_given_before_the_error() -> Non
     samples, broken = await everything(cut(encode(noise(4, 44_100), 44_100), 88_200))
     assert broken is not None
     assert len(samples) == 3 * RATE
+
+
+SMALL_FILES: dict[str, Any] = {
+    "WAV": lambda: encode(tone(0.1)),
+    "FLAC": lambda: encode(tone(0.1), kind="FLAC"),
+    "MP3": lambda: encode(tone(0.1), kind="MP3"),
+    "OGG": lambda: encode(tone(0.1), kind="OGG"),
+    "mp4": lambda: mux(tone(0.1), "aac", RATE, "mp4"),
+    "webm": lambda: mux(tone(0.1, 48_000), "libopus", 48_000, "webm"),
+}
 
 
 @pytest.mark.parametrize("kind", SMALL_FILES)

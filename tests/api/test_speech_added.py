@@ -49,8 +49,8 @@ def heard(seed: int, rate: int) -> Samples:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    reference = Reference.of(request.param, tmp_path_factory.mktemp("added"))
+def case(request: pytest.FixtureRequest, made: Callable[[str], Path]) -> Case:
+    reference = Reference.of(request.param, made(request.param))
     tokens = reference.tokenizer.added_tokens_decoder
     return Case(
         reference=reference,

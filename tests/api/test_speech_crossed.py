@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from attrs import field, frozen
 import triolet
 from triolet import demo
 from triolet.api.inputs.audio import load_audio
-
-from ..checkpoints.families import make_checkpoint
 
 RATE = 16_000
 Folder = Callable[[str], Path]
@@ -70,25 +68,18 @@ SPOKEN = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """The folder of a tiny checkpoint; each is made once."""
-    made = cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
-    return lambda name: made(name.partition(",")[0])
-
-
 def noise(samples: int) -> Any:
     return (np.random.default_rng(2).standard_normal(samples) * 0.3).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", SPOKEN)
-async def test_each_window_gets_the_text_of_transformers_own_request(name: str, folder: Folder) -> None:
+async def test_each_window_gets_the_text_of_transformers_own_request(name: str, made: Folder) -> None:
     """The last window is so short that it is filled with silence."""
     spoken = SPOKEN[name]
-    module = getattr(transformers, spoken.loader).from_pretrained(folder(name)).eval()
+    module = getattr(transformers, spoken.loader).from_pretrained(made(name.partition(",")[0])).eval()
     end, expected = module.generation_config.eos_token_id, []
     config = triolet.EngineConfig(device="cpu", dtype="float32", threads=1, verify=True)
-    async with triolet.Engine(folder(name), config=config) as engine:
+    async with triolet.Engine(made(name.partition(",")[0]), config=config) as engine:
         window = engine.model.speech.facts.window_samples
         audio = noise(2 * window + 3_200)
         transcript = await engine.transcribe(
@@ -96,7 +87,7 @@ async def test_each_window_gets_the_text_of_transformers_own_request(name: str, 
         )
     for start in range(0, len(audio), window):
         samples = audio[start : start + window]
-        inputs = spoken.read(folder(name), np.pad(samples, (0, max(RATE // 4 - len(samples), 0))))
+        inputs = spoken.read(made(name.partition(",")[0]), np.pad(samples, (0, max(RATE // 4 - len(samples), 0))))
         given = inputs["decoder_input_ids"].shape[1] if "decoder_input_ids" in inputs else 1
         with torch.inference_mode():
             tokens = module.generate(**inputs, max_new_tokens=12, do_sample=False)[0, given:].tolist()
@@ -106,8 +97,8 @@ async def test_each_window_gets_the_text_of_transformers_own_request(name: str, 
     assert len({token for tokens in expected for token in tokens}) > 1, "they prove too little"
 
 
-async def test_a_prompted_model_refuses_what_it_cannot_do_and_names_what_is_allowed(folder: Folder) -> None:
-    async with triolet.Engine(folder("cohere_asr")) as engine:
+async def test_a_prompted_model_refuses_what_it_cannot_do_and_names_what_is_allowed(made: Folder) -> None:
+    async with triolet.Engine(made("cohere_asr")) as engine:
         for options, told in (
             ({}, "does not detect the language; allowed: de, en"),
             ({"language": "fr"}, "does not know; allowed: de, en"),
@@ -122,12 +113,12 @@ async def test_a_prompted_model_refuses_what_it_cannot_do_and_names_what_is_allo
 
 
 @pytest.mark.parametrize("name", SPOKEN)
-async def test_a_live_session_reads_all_that_was_said(name: str, folder: Folder) -> None:
+async def test_a_live_session_reads_all_that_was_said(name: str, made: Folder) -> None:
     sample = next(one for one in demo.samples() if one.path.stem == "en-command")
     audio = load_audio(sample.path)
     config = triolet.EngineConfig(device="cpu", dtype="float32", threads=1)
     options = {"temperature": 0.0, "max_new_tokens": 6, **SPOKEN[name].options}
-    async with triolet.Engine(folder(name), config=config) as engine, engine.live(**options) as session:
+    async with triolet.Engine(made(name.partition(",")[0]), config=config) as engine, engine.live(**options) as session:
         await session.feed(audio)
         await session.finish()
         updates = [update async for update in session]

@@ -4,7 +4,6 @@ frames."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -28,12 +27,6 @@ RATE, FRAME = 16_000, 0.08
 Made = Callable[[str], Reference]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The reference of a tiny checkpoint; each is made once."""
-    return cache(lambda name: Reference.of(name, tmp_path_factory.mktemp(name)))
-
-
 def noise(seconds: float) -> Any:
     return (np.random.default_rng(5).standard_normal(round(seconds * RATE)) * 0.3).astype(np.float32)
 
@@ -43,8 +36,8 @@ def tokens_of(transcript: triolet.Transcript) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-async def test_a_window_has_the_tokens_of_generate_at_their_frames(name: str, made: Made) -> None:
-    reference = made(name)
+async def test_a_window_has_the_tokens_of_generate_at_their_frames(name: str, frame_references: Made) -> None:
+    reference = frame_references(name)
     special = {*reference.processor.tokenizer.all_special_ids}
     expected = [(token, frame) for token, frame in reference.emitted(5) if token not in special]
     async with triolet.Engine(reference.folder, config=config()) as engine:
@@ -64,9 +57,9 @@ async def test_a_window_has_the_tokens_of_generate_at_their_frames(name: str, ma
 
 
 @pytest.mark.parametrize("timestamps", ["segment", "word"])
-async def test_long_audio_is_read_in_windows_and_no_word_is_cut(timestamps: str, made: Made) -> None:
+async def test_long_audio_is_read_in_windows_and_no_word_is_cut(timestamps: str, frame_references: Made) -> None:
     """A word at the end of a window is read again as the first one of the next window."""
-    async with triolet.Engine(made("parakeet_rnnt").folder, config=config()) as engine:
+    async with triolet.Engine(frame_references("parakeet_rnnt").folder, config=config()) as engine:
         found = await engine.transcribe(noise(19.3), voice_activity="off", timestamps=timestamps)
         encoded = engine.statistics().encoder_cache.encoded
     assert encoded >= 3
@@ -75,8 +68,8 @@ async def test_long_audio_is_read_in_windows_and_no_word_is_cut(timestamps: str,
     assert 16.0 < found.segments[-1].end <= found.duration
 
 
-async def test_a_language_is_what_the_model_is_given(made: Made) -> None:
-    async with triolet.Engine(made("nemotron3_5_asr").folder, config=config()) as engine:
+async def test_a_language_is_what_the_model_is_given(frame_references: Made) -> None:
+    async with triolet.Engine(frame_references("nemotron3_5_asr").folder, config=config()) as engine:
         texts = {}
         for language in ("de", "german", "de-DE", "th", "en", "en-US", "en-GB"):
             found = await engine.transcribe(noise(3.0), voice_activity="off", language=language)
@@ -88,9 +81,9 @@ async def test_a_language_is_what_the_model_is_given(made: Made) -> None:
 
 
 @pytest.mark.parametrize("name", ["parakeet_tdt", "parakeet_ctc"])
-async def test_a_live_session_reads_all_that_was_said(name: str, made: Made) -> None:
+async def test_a_live_session_reads_all_that_was_said(name: str, frame_references: Made) -> None:
     sample = next(one for one in demo.samples() if one.path.stem == "en-command")
-    async with triolet.Engine(made(name).folder, config=config()) as engine, engine.live() as session:
+    async with triolet.Engine(frame_references(name).folder, config=config()) as engine, engine.live() as session:
         await session.feed(load_audio(sample.path))
         await session.finish()
         updates = [update async for update in session]
@@ -98,8 +91,8 @@ async def test_a_live_session_reads_all_that_was_said(name: str, made: Made) -> 
     assert "".join(update.stable for update in updates).strip()
 
 
-async def test_what_frames_cannot_do_is_refused_by_name(made: Made) -> None:
-    async with triolet.Engine(made("parakeet_tdt").folder, config=config()) as engine:
+async def test_what_frames_cannot_do_is_refused_by_name(frame_references: Made) -> None:
+    async with triolet.Engine(frame_references("parakeet_tdt").folder, config=config()) as engine:
         for options, told in (
             ({"temperature": 0.5}, r"temperature=\(0.5,\), which ParakeetForTDT cannot use; allowed: None or \(0.0,\)"),
             ({"beam_size": 3}, "beam_size=3, which"),

@@ -4,7 +4,6 @@ transformers' `generate` for transformers' own request."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,13 @@ from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.windows import Generated
 from triolet.core.request import FinishReason, Request
 
-from ..checkpoints.families import make_checkpoint
-from ..models.media import SPEECH, sound
+from ..models.media import SPEECH, Checkpoint, sound
+from ..models.towers import REQUESTS, TOWERS
 from .speech import begin, plain
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
 TOKENS = 12
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": TOKENS}
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``made(name)`` gives the folder of a tiny checkpoint. Nobody changes it."""
-    return cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
 
 
 def generated(folder: Path, samples: Samples, **asked: Any) -> tuple[int, ...]:
@@ -46,6 +39,33 @@ def generated(folder: Path, samples: Samples, **asked: Any) -> tuple[int, ...]:
         found = module.generate(**inputs, max_new_tokens=TOKENS, do_sample=False, **quiet)
     tokens = found[0, inputs["input_ids"].shape[1] :].tolist()
     return tuple(token for token in tokens if token not in processor.tokenizer.all_special_ids)
+
+
+def by_parts(checkpoint: Checkpoint, prompt: str, samples: Samples) -> tuple[int, ...]:
+    """What transformers generates of a model whose processor needs further packages."""
+    inputs = checkpoint.process(prompt, [samples])
+    with torch.inference_mode():
+        found = checkpoint.reference.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+    tokens = found[0, inputs["input_ids"].shape[1] :].tolist()
+    ends = checkpoint.tokenizer.eos_token_id
+    tokens = tokens[: tokens.index(ends)] if ends in tokens else tokens
+    return tuple(token for token in tokens if token not in checkpoint.tokenizer.added_tokens_decoder)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+async def test_each_request_has_the_tokens_of_generate(name: str, made: Callable[[str], Path]) -> None:
+    checkpoint, samples = Checkpoint.open(name, made(name)), sound(60_000, 1)
+    async with Engine(made(name), config=CONFIG) as engine:
+        for asked, prompt in REQUESTS[name]:
+            named = {"initial_prompt" if option == "prompt" else option: value for option, value in asked.items()}
+            options = {**GREEDY, "voice_activity": "off", **named}
+            transcript = await engine.transcribe(samples, **options)
+            tokens = tuple(token for segment in transcript.segments for token in segment.token_ids)
+            assert tokens == by_parts(checkpoint, prompt, samples), asked
+            assert transcript.duration == 3.75
+            async with engine.stream_transcription(samples, **options) as stream:
+                assert tuple([token async for segment in stream for token in segment.token_ids]) == tokens
+        assert engine.statistics().encoder_cache.encoded == 1, "all requests share the encoding"
 
 
 @pytest.mark.parametrize("name", SPEECH)
@@ -142,6 +162,13 @@ async def test_a_live_session_reads_what_is_fed(name: str, made: Callable[[str],
         ("vibevoice_asr", {"initial_prompt": "<|im_end|>"}, r"initial_prompt='<\|im_end\|>' has a special token"),
         ("vibevoice_asr", {"timestamps": "word"}, "no times of words: it writes times of turns only. Allowed: "),
         ("vibevoice_asr", {"task": "translate"}, "task='translate', but VibeVoice.* knows only: 'transcribe'"),
+        ("voxtral", {"language": "fi"}, "language='fi'.*allowed: .*nl"),
+        ("voxtral", {"hotwords": ["Anna"]}, "hotwords"),
+        ("voxtral", {"task": "translate"}, "task='translate'"),
+        ("granite_speech_plus", {"task": "translate"}, "task='translate'"),
+        ("granite_speech", {"language": "en"}, "language='en'"),
+        ("phi4_multimodal", {"language": "en"}, "language='en'"),
+        ("fun_asr_nano", {"timestamps": "word"}, "timestamps='word'"),
     ],
 )
 async def test_what_a_model_cannot_use_is_refused_by_name(

@@ -34,7 +34,6 @@ from .speech import (
     describe,
     detected,
     extent,
-    opened,
     options_of,
     ramp,
     read_all,
@@ -235,21 +234,6 @@ async def test_a_piece_that_failed_goes_on_at_the_window_that_failed() -> None:
         await transcription.transcript()
     assert [extent(one.items[0].payload)[0] // RATE for one in script.requests] == [0, 10, 10, 20]
     assert script.requests[1].prompt_token_ids == script.requests[2].prompt_token_ids
-
-
-async def test_an_error_leaves_the_block_unwrapped_and_ends_all_pieces() -> None:
-    """The other pieces' requests are cancelled: the block ends although they were never answered."""
-
-    async def run(requests: Sequence[Request]) -> Sequence[Generated]:
-        if requests[0].items[0].payload[0] > 0.1:  # not the first window
-            await trio.sleep_forever()
-        raise LookupError("0")
-
-    before = trio.lowlevel.current_statistics().tasks_living
-    with pytest.raises(LookupError, match="0"):
-        async with opened(ramp(90) / (90 * RATE), run, options_of(parallel=True)) as transcription:
-            await transcription.transcript()
-    assert trio.lowlevel.current_statistics().tasks_living == before
 
 
 async def test_a_recording_that_fails_fails_behind_what_was_read_and_is_cut_on_by_the_next_call() -> None:

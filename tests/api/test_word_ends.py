@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ import soundfile
 
 from triolet import Engine, EngineConfig, demo
 from triolet.api.outputs.results import Word
-
-from ..checkpoints.families import make_checkpoint
 
 CPU = EngineConfig(dtype="float32", device="cpu")
 
@@ -57,9 +56,9 @@ async def test_words_of_a_live_session_end_with_the_audio_at_any_cut() -> None:
 
 
 @pytest.mark.parametrize("family", ["parakeet_tdt", "kyutai_speech_to_text"])
-async def test_words_by_frames_and_positions_end_with_the_audio(family: str, tmp_path: Path) -> None:
+async def test_words_by_frames_and_positions_end_with_the_audio(family: str, made: Callable[[str], Path]) -> None:
     """Models of random weights write something wherever they hear."""
-    async with Engine(make_checkpoint(family, tmp_path), config=CPU) as engine:
+    async with Engine(made(family), config=CPU) as engine:
         for seconds in (0.53, 1.011, 1.487):
             samples, rate = spoken(seconds)
             found = await engine.transcribe(samples, sampling_rate=rate, voice_activity="off", timestamps="word")
