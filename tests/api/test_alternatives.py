@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import suppress
 
 import pytest
 import trio
+import trio.testing
 
 from triolet.api.hosts.alternatives import background, run_together
+
+from ..heap import assert_none, expected, garbage
 
 
 class Held:
@@ -58,6 +62,22 @@ async def test_a_task_that_is_interrupted_ends_a_background_block() -> None:
         async with background() as start_soon:
             start_soon(interrupted)
             await trio.sleep_forever()
+
+
+async def test_an_interrupt_that_leaves_a_background_block_dies_with_its_last_user() -> None:
+    """A task hears it at the end of the block. The block's frame is in its traceback, and must not name it."""
+
+    async def interrupted() -> None:
+        with suppress(trio.Cancelled):
+            await trio.sleep_forever()
+        raise KeyboardInterrupt
+
+    with garbage() as found:
+        with expected(KeyboardInterrupt):
+            async with background() as start_soon:
+                start_soon(interrupted)
+                await trio.testing.wait_all_tasks_blocked()
+    assert_none(found)
 
 
 @pytest.mark.usefixtures("no_collector")
