@@ -7,7 +7,7 @@ WORKERS ?= $(shell nproc)
 USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
 ROOMS ?= core actors models api server
-SOURCES = setup.py core models actors api server bench packages src demo tests benchmarks examples docs/site docs/cards proofs .ci conftest.py
+SOURCES = setup.py core models actors api server bench packages src demo tests benchmarks examples docs/site docs/cards .ci conftest.py
 
 # a soak run looks for what no run has found yet; its first line says how to run it again
 ifndef SEED
@@ -113,7 +113,7 @@ mutants: $(STAMP)  ## N mistakes in each of ROOMS, one at a time: fails where te
 		--hypothesis-profile=mutation
 
 proofs: $(STAMP)  ## the models of the ledger and of the steps, by Spin: all states; needs the packages spin and gcc
-	$(BIN)/python proofs/check.py
+	$(BIN)/python tests/properties/proofs/check.py
 
 bench: $(STAMP)  ## the engine on this machine beside transformers, with the toy; or with MODEL and AUDIO, two folders
 	$(BIN)/triolet bench speech --model $(or $(MODEL),demo/checkpoint) --audio $(or $(AUDIO),demo/samples) \

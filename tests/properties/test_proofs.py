@@ -1,41 +1,29 @@
-"""The models of ``proofs/``, checked by Spin where it is installed; ``make proofs`` checks their larger worlds too."""
+"""The models of ``proofs``, checked by Spin where it is installed; ``make proofs`` checks their larger worlds too."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import settings
 
 from triolet.core.ledger_table import TRANSITIONS
 
+from .proofs import check
+
 pytestmark = pytest.mark.real_time  # Spin and its search are processes, which are waited for
-CHECK = Path(__file__).resolve().parents[2] / "proofs" / "check.py"
 with_spin = pytest.mark.skipif(not (shutil.which("spin") and shutil.which("gcc")), reason="needs spin and gcc")
 
 
-@pytest.fixture(scope="module")
-def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check", CHECK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_models_table_is_the_ledgers(check: ModuleType) -> None:
+def test_the_models_table_is_the_ledgers() -> None:
     assert check.table().count("-> s = ") == len(TRANSITIONS)
     assert "s == ready && c == release && h == 0 -> s = idle" in check.table()
 
 
 @with_spin
 @pytest.mark.parametrize("model", [pytest.param("ledger", marks=pytest.mark.thorough), "steps"])
-def test_a_model_keeps_its_promises_in_every_state(check: ModuleType, model: str) -> None:
+def test_a_model_keeps_its_promises_in_every_state(model: str) -> None:
     """Of the smallest world; one formula of liveness, or all of them in a soak. The ledger itself goes through every
     state of small worlds in `test_exhaustive.py`."""
     formulas = check.FORMULAS[model] if settings.get_current_profile_name() == "soak" else check.FORMULAS[model][1:2]
@@ -47,17 +35,17 @@ def test_a_model_keeps_its_promises_in_every_state(check: ModuleType, model: str
 @with_spin
 @pytest.mark.parametrize("number", [0, -1])
 @pytest.mark.parametrize("model", [pytest.param("ledger", marks=pytest.mark.thorough), "steps"])
-def test_the_checker_finds_a_bug_in_a_model(check: ModuleType, model: str, number: int) -> None:
+def test_the_checker_finds_a_bug_in_a_model(model: str, number: int) -> None:
     """One of safety and one of liveness in each. ``make proofs`` plants all of them."""
     bug, formula, expected = check.BUGS[model][number]
     [search] = check.explore(model, {}, [formula], bug)
     assert search.failed.startswith(expected)
 
 
-def test_every_assertion_and_every_formula_has_a_bug(check: ModuleType) -> None:
+def test_every_assertion_and_every_formula_has_a_bug() -> None:
     """And every bug that a model can have is planted."""
     for model in check.FORMULAS:
-        text = (CHECK.parent / f"{model}.pml").read_text(encoding="utf-8")
+        text = (check.HERE / f"{model}.pml").read_text(encoding="utf-8")
         planted = [bug for bug, _, _ in check.BUGS[model]]
         assert set(planted) == set(re.findall(r"BUG_\w+", text)) - {"BUG_"}
         assert {formula for _, formula, told in check.BUGS[model] if told == check.CYCLE} == set(check.FORMULAS[model])
@@ -67,6 +55,6 @@ def test_every_assertion_and_every_formula_has_a_bug(check: ModuleType) -> None:
 
 
 @with_spin
-def test_a_search_that_did_not_see_all_states_is_no_proof(check: ModuleType) -> None:
+def test_a_search_that_did_not_see_all_states_is_no_proof() -> None:
     with pytest.raises(RuntimeError, match="did not see all states"):
         list(check.explore("steps", {}, ["first"], depth=100))

@@ -6,7 +6,7 @@
    events. It proves nothing of an engine; for that there is the kit. Not modelled: sizes (all outputs have the size 1),
    budgets, encodings that fail, resets, the close, and what is larger than the room.
 
-   Run by proofs/check.py, which also plants the bugs below (-DBUG_...): the checker must find each. */
+   Run by check.py beside it, which also plants the bugs below (-DBUG_...): the checker must find each. */
 
 #ifndef KEYS
 #define KEYS 2

@@ -6,7 +6,7 @@
    Not modelled: sizes (all outputs have the size 1), batches of several encodings and their halves, priorities (acquires
    wait in the order of their arrival), batches that are too large for the memory, the order of eviction (any idle entry
    may go first), and refusals of what can never fit. The properties in tests/properties/ have these.
-   Run by proofs/check.py, which also plants the bugs below (-DBUG_...): the checker must find each. */
+   Run by check.py beside it, which also plants the bugs below (-DBUG_...): the checker must find each. */
 
 #include "table.pml"
 
