@@ -94,18 +94,13 @@ async def test_a_batch_that_is_too_large_is_told_of(bench):
 
 
 async def test_an_item_that_fails_alone_twice_is_refused_with_its_error(bench):
+    """A release that crosses the refusal is nobody's mistake."""
     await bench.gets(acquire("x", "x"))
     for _ in range(2):
         await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
     assert bench.told.count(events.EncodeRetried(("x",))) == 1
     (refused,) = [event for event in bench.told if isinstance(event, events.EntryRefused)]
     assert "RuntimeError: boom" in refused.error
-
-
-async def test_a_release_that_crosses_a_refusal_is_nobodys_mistake(bench):
-    await bench.gets(acquire("x", "x"))
-    await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
-    await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
     assert not await bench.gets(m.Release("x", "x"))
 
 

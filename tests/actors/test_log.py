@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import trio
 
-from triolet import EncodeFailed, EngineTeardownError, PoisonRequest, RunnerCrashed
+from triolet import EncodeFailed, PoisonRequest, RunnerCrashed
 from triolet.actors.emit import Emit
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.config import EngineConfig
 from triolet.core.log_lines import LONGEST, one_line
 from triolet.core.trace import TraceChecker
-from triolet_testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet_testing.sim import SimExecutor, sim_engine
 
 from .shared import Trace, ask
 
@@ -69,59 +70,40 @@ async def test_a_good_day_is_two_lines_however_many_tokens(log, autojump_clock):
     ]
 
 
-async def test_a_failed_step_that_is_tried_again_is_told_with_its_error(log, autojump_clock):
-    """In one line; the answer is that of a quiet day."""
-    async with sim_engine(SimExecutor(fault=FaultAt(Job.STEP, 3))) as engine:
-        await ask(engine, 1)
-    warnings = log(logging.WARNING)
-    assert len(warnings) == 1
-    assert warnings[0][1].endswith("RuntimeError: CUBLAS_STATUS: the text that an operator needs")
+ALWAYS = range(100)
+TOLD = "RuntimeError: CUBLAS_STATUS: the text that an operator needs"
 
 
-async def test_a_poisonous_request_is_told(log, autojump_clock):
-    async with sim_engine(SimExecutor(fault=FaultAt(Job.STEP, *range(100)))) as engine:
-        with pytest.raises(PoisonRequest):
-            await ask(engine, 1)
-    lines = [line for _, line in log(logging.WARNING)]
-    assert any(line.startswith("request request#0 failed as poison: PoisonRequest: ") for line in lines)
-
-
-async def test_an_encode_that_fails_is_told_and_so_is_who_was_refused(log, autojump_clock):
-    async with sim_engine(SimExecutor(fault=FaultAt(Job.ENCODE, *range(9)))) as engine:
-        with pytest.raises(EncodeFailed):
-            await ask(engine, 1)
-    first, *_, last = (line for _, line in log(logging.WARNING))
-    assert first.startswith("an encode batch of 1 failed, and is tried again: RuntimeError: CUBLAS_STATUS")
-    assert last.startswith("an encoder output is refused to request#0/0: EncodeFailed: ")
-
-
-async def test_a_restart_is_told_with_its_error(log, autojump_clock):
-    config = EngineConfig(encoder_cache_bytes=100)
-    async with sim_engine(SimExecutor(fault=FaultAt(Job.FREE, 0)), config=config) as engine:
-        for number in range(3):
-            await ask(engine, number)
-    assert any("restarts" in line and "CUBLAS_STATUS" in line for _, line in log(logging.WARNING))
-
-
-async def test_a_crash_that_ends_the_engine_is_an_error_of_the_log(log, autojump_clock):
-    config = EngineConfig(encoder_cache_bytes=100, restarts=0)
-    with pytest.raises(RunnerCrashed):
-        async with sim_engine(SimExecutor(fault=FaultAt(Job.FREE, 0)), config=config) as engine:
+@pytest.mark.parametrize(
+    ("job", "calls", "restarts", "error", "told"),
+    [
+        (Job.STEP, [3], 3, None, [rf"step \d+ failed: {TOLD}"]),
+        (Job.STEP, ALWAYS, 3, PoisonRequest, ["request request#0 failed as poison: PoisonRequest: "]),
+        (
+            Job.ENCODE,
+            ALWAYS,
+            3,
+            EncodeFailed,
+            [
+                f"an encode batch of 1 failed, and is tried again: {TOLD}",
+                "an encoder output is refused to request#0/0: EncodeFailed: ",
+            ],
+        ),
+        (Job.FREE, [0], 3, None, [rf"the runner restarts \(restart 1\): {TOLD}"]),
+        (Job.FREE, [0], 0, RunnerCrashed, [f"the runner failed, the engine is being stopped: {TOLD}"]),
+    ],
+    ids=["a step that is tried again", "poison", "an encode batch", "a restart", "a crash"],
+)
+async def test_a_failure_is_told_in_one_line_with_its_error(job, calls, restarts, error, told, log, autojump_clock):
+    """What ends the engine is an error of the log, all else a warning."""
+    config = EngineConfig(encoder_cache_bytes=100, restarts=restarts)
+    with nullcontext() if error is None else pytest.raises(error):
+        async with sim_engine(SimExecutor(fault=FaultAt(job, *calls)), config=config) as engine:
             for number in range(3):
                 await ask(engine, number)
-    assert any(level == logging.ERROR and "the runner failed" in line for level, line in log())
-
-
-async def test_trouble_of_the_teardown_is_told(log, autojump_clock):
-    """A call that hangs: it is abandoned, and says so; the last line says what is still held."""
-    calls = itertools.count()
-    worker = SimWorker(hangs=lambda job: job is Job.STEP and next(calls) == 3)
-    with pytest.raises(EngineTeardownError):
-        async with sim_engine(worker=worker, config=EngineConfig(stage_seconds=1.0)) as engine:
-            with trio.move_on_after(1):
-                await ask(engine, 2)
     lines = [line for _, line in log(logging.WARNING)]
-    assert any("device call abandoned" in line for line in lines)
+    assert all(any(re.match(one, line) for line in lines) for one in told), lines
+    assert (logging.ERROR in [level for level, _ in log()]) == (error is RunnerCrashed)
 
 
 async def test_nothing_that_a_user_wrote_is_logged(caplog, autojump_clock):
@@ -134,24 +116,33 @@ async def test_nothing_that_a_user_wrote_is_logged(caplog, autojump_clock):
     assert "[1, 3]" not in caplog.text
 
 
-async def test_a_handler_that_raises_does_not_stop_the_way_out(executor, autojump_clock):
-    """As an observer that does: its error leaves the block, with a note that says whose it is."""
+class Broken(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ValueError("whose")
 
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise ValueError("handler")
 
-    broken, logger = Broken(), logging.getLogger("triolet")
-    logger.addHandler(broken)
-    logger.setLevel(logging.INFO)
-    try:
-        with pytest.raises(RunnerCrashed, match="handler") as caught:
-            async with sim_engine(executor):
-                pass
-    finally:
-        logger.removeHandler(broken)
-        logger.setLevel(logging.NOTSET)
-    assert any("handler or filter" in note for note in caught.value.__cause__.__notes__)
+class BrokenObserver(Trace):
+    def __call__(self, event: events.Event) -> None:
+        self.append(event)
+        raise ValueError("whose")
+
+
+@pytest.mark.parametrize(
+    ("observer", "handlers", "note"),
+    [(None, [Broken()], "a handler or filter of the log"), (BrokenObserver(), [], "EngineConfig(observer=...)")],
+)
+async def test_who_listens_and_raises_does_not_stop_the_way_out(
+    observer, handlers, note, executor, monkeypatch, autojump_clock
+):
+    """Its error leaves the block, with a note that says whose it is. An observer hears no more."""
+    logger = logging.getLogger("triolet")
+    monkeypatch.setattr(logger, "handlers", handlers)
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    with pytest.raises(RunnerCrashed, match="whose") as caught, trio.fail_after(60):
+        async with sim_engine(executor, config=EngineConfig(observer=observer)):
+            pass
+    assert any(note in one for one in caught.value.__cause__.__notes__)
+    assert observer is None or len(observer) == 1
     assert not executor.is_open
 
 
@@ -191,6 +182,7 @@ def test_an_error_is_one_line_and_no_novel():
         (events.StepShrunk(12), "12 tokens"),
         (events.EncodeShrunk(1500), "1500 embeddings"),
         (events.StageReached("runner cut off"), "teardown: runner cut off"),
+        (events.StageReached("device call abandoned"), "teardown: device call abandoned"),
     ],
 )
 def test_what_shrinks_or_is_cut_off_is_a_warning(event, text):

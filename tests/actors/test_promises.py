@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from itertools import accumulate
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +22,6 @@ from triolet import (
 )
 from triolet.actors.messages import End, Failed, OrderSleep, Submit
 from triolet.actors.supervisor import Supervisor, leaving
-from triolet.actors.worker import Job
 from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.ledger import EncoderLedger
@@ -44,53 +43,23 @@ async def ask(engine: Engine, number: int, max_tokens: int = 5) -> None:
     await engine.generate(prompt_token_ids=[1, 2 + number], audio=samples, sampling=sampling)
 
 
-def outcomes() -> Iterator[Outcome]:
-    """Of every scenario under a few schedules."""
+def test_one_encode_batch_is_in_flight_and_two_steps_are_while_requests_decode():
+    """What arrives meanwhile makes the next batch. The device never waits for Python, but for a sequence with draft
+    tokens, whose next step depends on which of them were accepted."""
     for scenario in SCENARIOS.values():
         for schedule in SCHEDULES:
-            yield simulate(scenario, schedule)
-
-
-def test_no_stage_of_a_teardown_is_cut_off_after_the_runners_crash():
-    """What the runner owed is not waited for."""
-    trace: list[events.Event] = []
-
-    async def crash() -> None:
-        executor = SimExecutor(fault=lambda job, _: SystemExit("dead") if job is Job.STEP else None)
-        with pytest.raises(RunnerCrashed):
-            async with sim_engine(executor, config=EngineConfig(observer=trace.append)) as engine:
-                await ask(engine, 1)
-
-    run_scheduled(crash, schedule=Batches())
-    cut = [e.stage for e in trace if isinstance(e, events.StageReached) and e.stage.endswith("cut off")]
-    assert not cut, f"{cut}, though the runner's end is known"
+            outcome = simulate(scenario, schedule)
+            batches = most_at_once(outcome, events.EncodeDispatched, (events.EncodeDone, events.EncodeBroke))
+            assert batches <= 1, f"{batches} encode batches at once in {scenario.name!r}"
+            if set(outcome.ends) <= {"left", scenario.refusal} or "speculation" in scenario.config:
+                continue
+            steps = most_at_once(outcome, events.StepBegun, (events.StepEnded,))
+            assert steps == scenario.config.get("steps_in_flight", 2), f"{steps} steps at once in {scenario.name!r}"
 
 
 def most_at_once(outcome: Outcome, begins: type[events.Event], ends: tuple[type[events.Event], ...]) -> int:
     """Most ``begins`` that were not ended by one of ``ends`` yet."""
-    now = most = 0
-    for event in outcome.trace:
-        now += isinstance(event, begins) - isinstance(event, ends)
-        most = max(most, now)
-    return most
-
-
-def test_one_encode_batch_is_in_flight_at_a_time():
-    """What arrives meanwhile makes the next batch."""
-    for outcome in outcomes():
-        most = most_at_once(outcome, events.EncodeDispatched, (events.EncodeDone, events.EncodeBroke))
-        assert most <= 1, f"{most} encode batches at once in {outcome.scenario!r}"
-
-
-def test_two_steps_are_in_flight_while_requests_decode():
-    """The device never waits for Python, but for a sequence with draft tokens, whose next step depends on which of them
-    were accepted."""
-    for outcome in outcomes():
-        scenario = SCENARIOS[outcome.scenario]
-        if set(outcome.ends) <= {"left", scenario.refusal} or "speculation" in scenario.config:
-            continue
-        most = most_at_once(outcome, events.StepBegun, (events.StepEnded,))
-        assert most == scenario.config.get("steps_in_flight", 2), f"{most} steps at once in {outcome.scenario!r}"
+    return max(accumulate(isinstance(event, begins) - isinstance(event, ends) for event in outcome.trace), default=0)
 
 
 async def test_an_idle_output_is_kept_for_its_idle_time(autojump_clock):
@@ -102,19 +71,6 @@ async def test_an_idle_output_is_kept_for_its_idle_time(autojump_clock):
         assert executor.outputs, "an idle output is freed before its time"
         await trio.sleep(2)
         assert not executor.outputs, "an idle output outlives its time"
-
-
-async def test_the_device_holds_what_the_ledger_says(autojump_clock):
-    """Books balance: whenever nothing is on its way, the device's bytes are the ledger's."""
-    async with sim_engine(SimExecutor(), config=EngineConfig(encoder_idle_seconds=5.0)) as engine:
-        for number, expected in ((1, 100), (2, 200)):
-            await ask(engine, number)
-            await trio.sleep(0.1)
-            books = engine.statistics()
-            assert books.device.by_owner["encoder_outputs"] == books.encoder_cache.taken == expected, "books balance"
-        await trio.sleep(10)
-        books = engine.statistics()
-        assert books.device.by_owner["encoder_outputs"] == books.encoder_cache.taken == 0, "books balance"
 
 
 async def test_a_more_patient_stop_does_not_prolong_an_impatient_one(autojump_clock):
@@ -197,7 +153,8 @@ def every_ask_is_heard_twice(monkeypatch) -> None:
     monkeypatch.setattr(TraceChecker, "__call__", twice)
 
 
-def test_a_broken_promise_goes_before_an_error_of_the_body_and_the_observer_hears_the_end(monkeypatch):
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_broken_promise_ends_the_block_before_all_else_and_the_observer_hears_the_end(monkeypatch, raises):
     """The body's error may well come of it; it is the violation's cause. Monitoring does not go blind."""
     every_ask_is_heard_twice(monkeypatch)
     trace: list[events.Event] = []
@@ -206,27 +163,16 @@ def test_a_broken_promise_goes_before_an_error_of_the_body_and_the_observer_hear
         async with sim_engine(SimExecutor(), config=EngineConfig(verify=True, observer=trace.append)) as engine:
             with trio.CancelScope(shield=True), pytest.raises(EngineClosed):
                 await ask(engine, 1)
-            raise ValueError("the body's own")
-
-    with pytest.raises(InvariantViolation, match="every acquire is answered") as caught:
-        run_scheduled(main, schedule=Batches())
-    assert isinstance(caught.value.__cause__, ValueError)
-    assert trace[-1] == events.StageReached("channels closed")
-
-
-def test_a_broken_promise_ends_a_block_whose_body_waits(monkeypatch):
-    every_ask_is_heard_twice(monkeypatch)
-
-    async def main() -> None:
-        async with sim_engine(SimExecutor(), config=EngineConfig(verify=True)) as engine:
-            with trio.CancelScope(shield=True), pytest.raises(EngineClosed):
-                await ask(engine, 1)
+            if raises:
+                raise ValueError("the body's own")
             await trio.sleep(60)
             raise TimeoutError("nobody woke it")
 
     with pytest.raises(InvariantViolation, match="every acquire is answered") as caught:
         run_scheduled(main, schedule=Batches())
-    assert caught.value.__cause__ is None, "the body's own error"
+    assert isinstance(caught.value.__cause__, ValueError if raises else type(None))
+    assert isinstance(caught.value.history[-1], events.EntryAcquired)
+    assert trace[-1] == events.StageReached("channels closed")
 
 
 def test_with_verify_a_teardown_that_leaves_a_stage_out_is_told(monkeypatch):

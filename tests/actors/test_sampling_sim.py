@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from triolet import Engine, EngineConfig, FinishReason, InvalidRequest, Overloaded, SamplingParams
+from triolet import Engine, EngineConfig, FinishReason, Overloaded, SamplingParams
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.plan import StepPlan
@@ -64,44 +64,21 @@ async def test_a_stop_string_ends_the_text_and_the_request_at_once(autojump_cloc
     assert len(fed) <= 9 + 2, "two steps may be in flight when the ninth token is read"
 
 
-async def test_a_stream_ends_at_a_stop_string_and_withdraws_its_request_before_it_is_left(autojump_clock):
+@pytest.mark.parametrize("waits", [0, 5])
+async def test_a_stream_ends_at_a_stop_string_and_withdraws_its_request_before_it_is_left(waits, autojump_clock):
+    """Also where nobody reads it for a while."""
     number, trace = long_one(), Trace()
     async with engine_of(observer=trace.append) as engine:
         async with engine.stream(**arguments(number, stop=("nowhere", stop_of(number)))) as deltas:
+            await trio.sleep(waits)
+            assert [event.outcome for event in trace.of(events.RequestEnded)] == (["aborted"] if waits else [])
             parts = [delta async for delta in deltas]
             await trio.sleep(1)
             assert trace.of(events.RequestEnded), "it still ran in the block"
             assert [delta async for delta in deltas] == []
     assert "".join(part.text for part in parts) == text_of(number)[:6]
-    assert parts[-1].finish_reason is FinishReason.STOP
-    assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert [part.finish_reason for part in parts] == [*[None] * (len(parts) - 1), FinishReason.STOP]
     assert tuple(token for part in parts for token in part.token_ids) == expected(number, LENGTH)[:9]
-
-
-async def test_a_stream_that_nobody_reads_is_withdrawn_at_its_stop_string_all_the_same(autojump_clock):
-    number, trace = long_one(), Trace()
-    async with engine_of(observer=trace.append) as engine:
-        async with engine.stream(**arguments(number, stop=stop_of(number))) as deltas:
-            await trio.sleep(5)
-            assert [event.outcome for event in trace.of(events.RequestEnded)] == ["aborted"]
-            parts = [delta async for delta in deltas]
-    assert "".join(part.text for part in parts) == text_of(number)[:6]
-    assert parts[-1].finish_reason is FinishReason.STOP
-    fed = [step for step in trace.of(events.StepBegun) if step.tokens]
-    assert len(fed) <= 9 + 2
-
-
-async def test_a_stop_string_that_never_comes_changes_nothing_but_when_text_is_given(autojump_clock):
-    number = long_one()
-    async with engine_of() as engine:
-        completion = await engine.generate(**arguments(number, stop="nowhere"))
-        async with engine.stream(**arguments(number, stop=text_of(number)[-3:] + "x")) as deltas:
-            parts = [delta async for delta in deltas]
-    assert completion.text == text_of(number)
-    assert completion.token_ids == expected(number, LENGTH)
-    assert completion.finish_reason is FinishReason.LENGTH
-    assert "".join(part.text for part in parts) == text_of(number)
-    assert parts[-1].text == text_of(number)[-3:]
 
 
 # -- several completions ---------------------------------------------------------------------------------------------
@@ -156,7 +133,7 @@ async def test_one_that_fails_ends_the_others_and_its_error_comes_alone(autojump
     assert {event.outcome for event in trace.of(events.RequestEnded)} == {"failed", "aborted"}
 
 
-@pytest.mark.parametrize("after", [0.1, 0.34, 0.4, 0.5])
+@pytest.mark.parametrize("after", [0.1, 0.4])
 async def test_cancelling_the_caller_withdraws_all_of_them_and_raises_no_group(after, autojump_clock):
     trace = Trace()
     cancelled = []
@@ -183,17 +160,3 @@ async def test_several_completions_wait_for_admission_one_by_one(autojump_clock)
             await engine.generate(**arguments(long_one(), n=3), wait=False)
         await trio.sleep(1)
         assert engine.inside.pending == 0
-
-
-async def test_a_stop_string_ends_each_completion_by_itself(autojump_clock):
-    number = long_one()
-    async with engine_of() as engine:
-        completion = await engine.generate(**arguments(number, n=2, stop=stop_of(number)))
-    assert [one.text for one in (completion, *completion.alternatives)] == [text_of(number)[:6]] * 2
-
-
-async def test_a_stream_of_several_is_refused(autojump_clock):
-    async with engine_of() as engine:
-        with pytest.raises(InvalidRequest, match="generate"):
-            async with engine.stream(**arguments(1, n=2)):
-                raise AssertionError("entered")

@@ -78,20 +78,6 @@ async def test_encodes_wait_for_nobody_where_nothing_decodes(config, trace, auto
     assert max(later - one for one, later in pairwise(launches)) < LAUNCH + 3 * STEP
 
 
-async def test_the_first_of_many_clips_has_its_text_before_the_last_is_encoded(config, trace, autojump_clock):
-    device, ends = Timed(), []
-    async with sim_engine(device.executor, config=config(**SETTINGS), worker=device.worker) as engine:
-
-        async def client(number: int) -> None:
-            await ask(engine, number, 20)
-            ends.append(trio.current_time())
-
-        async with trio.open_nursery() as nursery:
-            for number in range(8):
-                nursery.start_soon(client, number)
-    assert min(ends) < device.of(Job.ENCODE)[1] + LAUNCH
-
-
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_batch_that_waits_its_turn_does_not_outlive_a_sleep(fails, config, trace, autojump_clock):
     """It is dropped and asked for again, and also where the device could not be given back."""

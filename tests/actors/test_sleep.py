@@ -10,6 +10,7 @@ import trio
 from hypothesis import given, settings
 
 from triolet import (
+    DeviceLost,
     Engine,
     EngineAsleep,
     EngineClosed,
@@ -17,7 +18,6 @@ from triolet import (
     EngineError,
     EngineStateError,
     RunnerCrashed,
-    SamplingParams,
 )
 from triolet.actors.worker import Job
 from triolet.core import events
@@ -29,70 +29,21 @@ from triolet_testing.trio_tools.schedules import Uniform, run_scheduled
 
 from ..heap import assert_none, garbage
 from ..heap import expected as expected_error
-from .shared import ask, audio, expected, prompt
+from .shared import ask
 
 
-async def test_asleep_the_device_holds_nothing_but_parked_weights(executor, config, autojump_clock):
-    async with sim_engine(executor, config=config()) as engine:
+@pytest.mark.parametrize(("keeps", "held"), [(True, {"parked_weights": 1000}), (False, {})])
+async def test_asleep_the_device_holds_nothing_but_parked_weights(keeps, held, executor, config, autojump_clock):
+    async with sim_engine(executor, config=config(sleep_keeps_weights=keeps)) as engine:
         await ask(engine, 1)
         await engine.sleep()
-        assert executor.is_asleep
         books = engine.statistics()
-        assert books.power is Power.ASLEEP
-        assert books.device.by_owner == {"parked_weights": 1000}
-        assert books.encoder_cache.taken == 0
+        assert (books.power, books.device.by_owner, books.encoder_cache.taken) == (Power.ASLEEP, held, 0)
         await engine.wake()
         assert engine.statistics().power is Power.AWAKE
         await ask(engine, 1)
     assert not executor.is_open
     assert executor.calls.count(Job.ENCODE) == 2  # the output did not survive
-
-
-async def test_weights_are_dropped_where_that_is_asked_for(executor, config, autojump_clock):
-    async with sim_engine(executor, config=config(sleep_keeps_weights=False)) as engine:
-        await engine.sleep()
-        assert engine.statistics().device.by_owner == {}
-
-
-@pytest.mark.parametrize("steps", range(0, 30, 3))
-async def test_a_stream_goes_on_after_the_sleep_without_gap_or_duplicate(steps, executor, config, autojump_clock):
-    """Sampled tokens too: draws are keyed by position, and the simulated device's tokens by all that is read."""
-    got: list[int] = []
-    async with sim_engine(executor, config=config()) as engine, trio.open_nursery() as nursery:
-
-        async def read() -> None:
-            sampling = SamplingParams(max_tokens=20)
-            async with engine.stream(prompt_token_ids=prompt(1), audio=audio(1), sampling=sampling) as deltas:
-                async for delta in deltas:
-                    got.extend(delta.token_ids)
-
-        nursery.start_soon(read)
-        await trio.sleep(0.25 + 0.02 * steps)
-        await engine.sleep()
-        before = len(got)
-        await trio.sleep(100)
-        assert len(got) == before, "tokens while the device is given back"
-        await engine.wake()
-    assert tuple(got) == expected(1)
-
-
-async def test_while_asleep_requests_wait(executor, config, autojump_clock):
-    async with sim_engine(executor, config=config()) as engine, trio.open_nursery() as nursery:
-        await engine.sleep()
-        nursery.start_soon(ask, engine, 1)
-        await trio.sleep(100)
-        assert engine.statistics().requests.waiting == 1
-        assert executor.is_asleep
-        await engine.wake()
-
-
-async def test_while_asleep_requests_are_refused_where_that_is_asked_for(executor, config, autojump_clock):
-    async with sim_engine(executor, config=config(while_asleep="refuse")) as engine:
-        await engine.sleep()
-        with pytest.raises(EngineAsleep, match=r"engine\.wake\(\)"):
-            await ask(engine, 1)
-        await engine.wake()
-        await ask(engine, 1)
 
 
 async def test_an_idle_engine_dozes_and_the_next_request_wakes_it(executor, config, trace, autojump_clock):
@@ -259,13 +210,21 @@ async def test_what_waits_for_the_device_does_not_outlive_it(executor, config, a
     assert not executor.misuses, f"misused: {executor.misuses}"
 
 
-async def test_a_release_that_fails_on_the_way_to_sleep_ends_the_engine(config, autojump_clock):
-    """Nobody knows what the device still holds: no restart may go on from there."""
+def stuck() -> ExceptionGroup:
+    """A release that has failed."""
     release = RuntimeError("boom")
     release.add_note("while releasing 'cross_kv'")
-    group = ExceptionGroup("some resources could not be released", [release])
-    executor = SimExecutor(fault=lambda job, _: group if job is Job.SLEEP else None)
-    with pytest.raises(RunnerCrashed, match="while releasing 'cross_kv': RuntimeError: boom"):
+    return ExceptionGroup("some resources could not be released", [release])
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(stuck(), "while releasing 'cross_kv': RuntimeError: boom"), (DeviceLost("an illegal address"), "an illegal")],
+)
+async def test_a_release_that_fails_on_the_way_to_sleep_ends_the_engine(error, told, config, autojump_clock):
+    """Nobody knows what the device still holds: no restart may go on from there."""
+    executor = SimExecutor(fault=lambda job, _: error if job is Job.SLEEP else None)
+    with pytest.raises(RunnerCrashed, match=told):
         async with sim_engine(executor, config=config()) as engine:
             with trio.CancelScope(shield=True), pytest.raises(EngineClosed):
                 await engine.sleep()

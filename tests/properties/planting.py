@@ -116,7 +116,7 @@ def without_constants() -> Iterator[None]:
 
 
 def engine_test(test: Callable[..., Any], *, seeds: int = 2, **parameters: object) -> Killer:
-    """A test of ``tests/actors/test_engine_sim.py`` with its fixtures, outside of pytest; one that deadlocks fails."""
+    """A test of ``tests/actors/`` with its fixtures, outside of pytest; one that deadlocks fails."""
 
     def kill() -> None:
         for seed in range(seeds):

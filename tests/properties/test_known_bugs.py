@@ -434,8 +434,7 @@ def test_s5_one_exception_in_a_step_ends_every_request_in_it():
 
 
 def test_s5_one_bad_item_ends_its_whole_encode_batch():
-    """S5 again: an item cannot be encoded, and every item of its batch fails. ``actors/test_engine_sim.py`` has it in
-    the engine.
+    """S5 again: an item cannot be encoded, and every item of its batch fails.
 
     Caught by the count of the refused: twelve items in batches of any size, some of them bad.
     """

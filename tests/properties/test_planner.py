@@ -11,7 +11,7 @@ from attrs import evolve
 from triolet.core.config import EngineConfig
 from triolet.core.errors import PoisonRequest, RunnerCrashed
 from triolet.core.order import order_of
-from triolet.core.plan import SampledToken, StepPlan, StepResult
+from triolet.core.plan import StepPlan
 from triolet.core.planning import sequence as sequences
 from triolet.core.planning.actions import Acquire, Commit, Fail, Finish, Release
 from triolet.core.planning.limits import PlannerLimits
@@ -63,44 +63,6 @@ def test_requests_start_by_priority_and_then_in_the_order_they_came():
     assert [len(start.token_ids) for start in plan.started] == [2, 2, 3]
 
 
-def test_a_request_that_crashes_every_step_is_found_by_bisection_and_fails_alone():
-    """S5: one exception in a step must not end the others."""
-    planner, executor = opened(running=8)
-    for index in range(30):  # a device that has long gone well
-        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=4))
-        while (plan := planner.next_step()) is not None:
-            planner.step_done(executor.step(plan))
-    planner.take_actions()
-    for index in range(7):
-        planner.submit(request(f"r{index}", prompt=3 + index))
-    poisoned: set[int] = set()  # sequence ids under which request r4 runs
-    executor.fault = lambda _, plan: RuntimeError("bad") if poisoned & {p.sequence_id for p in plan.chunks} else None
-    ends = {}
-    while (plan := planner.next_step()) is not None:
-        poisoned |= {start.sequence_id for start in plan.started if start.prompt_length == 3 + 4}
-        try:
-            planner.step_done(executor.step(plan))
-        except RuntimeError as error:
-            planner.step_failed(plan.step_id, error)
-        ends |= {action.request_id: action for action in planner.take_actions() if isinstance(action, Finish | Fail)}
-    assert isinstance(ends.pop("r4").error, PoisonRequest)
-    assert len(ends) == 6
-    assert all(isinstance(end, Finish) for end in ends.values())
-
-
-def test_nothing_is_fed_beyond_the_last_token_that_is_wanted():
-    """With two steps in flight too: the last token is sampled, and never fed."""
-    planner, executor = opened(depth=2)
-    planner.submit(request("r", prompt=3, max_tokens=5))
-    flights = []
-    while (plan := planner.next_step()) is not None or flights:
-        flights += [plan] if plan is not None else []
-        if plan is None or len(flights) == 2:
-            planner.step_done(executor.step(flights.pop(0)))
-    assert planner.statistics().tokens_committed == 5
-    assert planner.statistics().tokens_fed == 3 + 5 - 1, "one position for each token but the last"
-
-
 def test_a_runner_that_is_gone_leaves_nothing_taken():
     planner, _ = opened(depth=2)
     for name in ("r", "s"):
@@ -135,16 +97,6 @@ def test_nobody_starts_in_a_step_that_had_to_preempt():
     starts = [start.prompt_length for plan in (first, *run(planner, executor)) for start in plan.started]
     assert planner.statistics().preemptions == 1
     assert starts == [4, 8, 8, 5], "who was preempted starts again before those who came later"
-
-
-def test_guesses_cost_nobody_a_page_that_is_in_use():
-    """The young one would like to guess further than its page goes, and the old one has the others."""
-    planner, executor = opened(pages=3, draft_tokens=3)
-    planner.submit(request("old", prompt=1, max_tokens=2))
-    planner.submit(request("young", prompt=4, max_tokens=8))
-    run(planner, executor)
-    assert planner.statistics().tokens_drafted > 0
-    assert planner.statistics().preemptions == 0, "somebody gave way to a guess"
 
 
 def test_a_step_tells_who_gets_a_token_by_it():
@@ -265,48 +217,6 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
             planner.step_done(executor.step(plan))
     assert starts[:1] == [0], "it starts without them"
     assert again[:1] == [8], "it starts without them once more"
-
-
-def test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it():
-    """The most suspicious request waits for a slot, which a less suspicious one holds: that one runs."""
-    limits = PlannerLimits(
-        max_running=8, max_step_tokens=2, page_size=4, pages=64, cross_slots=1, eos_token_ids=frozenset({0})
-    )
-    planner = Planner(limits)
-
-    def take_entries() -> None:
-        for action in planner.take_actions():
-            if isinstance(action, Acquire):
-                planner.encoder_ready(action.holder)
-
-    def fail(*steps: StepPlan | None) -> None:
-        for number, step in enumerate(steps):
-            assert step is not None
-            planner.step_failed(step.step_id, RuntimeError("a cosmic ray"), skipped=number > 0)
-        planner.take_actions()
-
-    def submit(name: str, key: str, prompt: int) -> None:
-        planner.submit(request(name, prompt=prompt, items=(item(key),), max_tokens=5))
-
-    submit("a", "k1", 1)
-    submit("c", "k1", 1)
-    take_entries()
-    fail(planner.next_step())  # both
-    fail(planner.next_step())  # a, alone
-    planner.generation_lost()
-    submit("b", "k2", 8)
-    take_entries()
-    fail(planner.next_step(), planner.next_step())  # b, in chunks
-    steps = [planner.next_step(), planner.next_step()]
-    planner.encoder_ready("a/0")
-    planner.encoder_ready("c/0")
-    for step in steps:
-        assert step is not None
-        planner.step_done(
-            StepResult(step_id=step.step_id, sampled=tuple(SampledToken(token_id=None) for _ in step.chunks))
-        )
-        planner.take_actions()
-    assert planner.next_step() is not None, "nobody runs, and nothing is in flight"
 
 
 def test_a_running_decoder_is_part_of_every_step_whatever_is_read():
@@ -434,30 +344,6 @@ def test_only_the_head_of_the_queue_acquires():
         assert number >= planner.limits.acquire_ahead or told, "the head of the queue acquires"
     held = {name for name, sequence in planner._sequences.items() if sequence.holds}
     assert held == {f"r{number}" for number in range(planner.limits.acquire_ahead)}, "only the head acquires"
-
-
-def test_who_waits_for_room_and_leaves_holds_up_nobody():
-    """The first request runs and waits for room for its next image, and the third one waits behind it."""
-    planner, executor = opened(depth=2, encoder_cache_bytes=3)
-
-    def ask_with_images(name: str, **sizes: int) -> list[str]:
-        places = enumerate(sizes.items())
-        items = tuple(evolve(item(key), size=size, spans=((2 * at, 2 * at + 1),)) for at, (key, size) in places)
-        planner.submit(request(name, items=items))
-        executor.outputs |= sizes
-        acquired = [ask for ask in asks(planner) if isinstance(ask, Acquire)]
-        for ask in acquired:
-            planner.encoder_ready(ask.holder)
-        return [ask.item.key for ask in acquired]
-
-    assert ask_with_images("first", a=1, b=2) == ["a"]
-    step = planner.next_step()
-    assert ask_with_images("second", c=2) == ["c"]
-    planner.next_step()
-    planner.step_done(executor.step(step))
-    assert ask_with_images("third", d=1) == [], "the second request holds the room for b"
-    planner.abort("first")
-    assert [ask.item.key for ask in asks(planner)] == ["d"]
 
 
 def test_a_newcomer_is_not_started_where_those_who_run_will_need_the_pages():
