@@ -19,6 +19,7 @@ from ..core.errors import DeviceLost, EngineTeardownError
 from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, StepPlan, StepResult
+from ..core.power import Order
 from ..core.restart import RestartPolicy
 from ..core.share import TimeShare
 from . import messages as m
@@ -372,7 +373,7 @@ class GpuRunner:
             self._fail(failure)
             return
         if error is not None:  # later messages were dropped, so the lanes start anew
-            self.to_scheduler.send_nowait(m.SleepFailed(error))
+            self.to_scheduler.send_nowait(m.OrderFailed(Order.SLEEP, error))
             self._lanes.cancel()
             return
         self._asleep = True
@@ -381,7 +382,7 @@ class GpuRunner:
 
     def _report_wake(self, error: Exception | None) -> None:
         if error is not None:
-            self.to_scheduler.send_nowait(m.WakeFailed(error))
+            self.to_scheduler.send_nowait(m.OrderFailed(Order.WAKE, error))
             return
         self._asleep = False
         self.emit(events.RunnerAwake())

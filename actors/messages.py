@@ -15,6 +15,7 @@ from ..core.errors import RunnerCrashed
 from ..core.plan import SampledToken, StepPlan, StepResult
 from ..core.planning.actions import Acquire as Acquire  # noqa: PLC0414  (a message of ours, too)
 from ..core.planning.actions import Release as Release  # noqa: PLC0414
+from ..core.power import Order
 from ..core.request import EncoderItem, FinishReason, Request
 from ..core.timings import Timings
 
@@ -143,30 +144,19 @@ class StepFailed:
 
 
 @frozen
-class WakeFailed:
-    """The runner reports that it could not take the device. The engine stays asleep."""
+class OrderFailed:
+    """The runner reports that it could not carry out ``order``: it could not park the weights, or not take the device.
+    The engine stays as it was."""
 
+    order: Order
     error: Exception
 
 
 @frozen
-class SleepFailed:
-    """The runner reports that it could not park the weights. The engine stays awake."""
+class OrderPower:
+    """The engine orders that the device is given back or taken again. The order holds until the next one."""
 
-    error: Exception
-
-
-@frozen
-class OrderSleep:
-    """The engine orders that the device is given back, until `OrderWake`."""
-
-    reply: Reply = field(repr=False)
-
-
-@frozen
-class OrderWake:
-    """The engine orders that the device is taken again."""
-
+    order: Order
     reply: Reply = field(repr=False)
 
 
@@ -187,10 +177,8 @@ SchedulerMessage = (
     | StepFailed
     | RunnerRestarted
     | RunnerWoke
-    | SleepFailed
-    | WakeFailed
-    | OrderSleep
-    | OrderWake
+    | OrderFailed
+    | OrderPower
     | RunnerStopped
 )
 

@@ -23,6 +23,11 @@ from . import messages as m
 from .emit import Emit
 from .inbox import drain, take_all
 
+_OVERTAKEN = {
+    Order.SLEEP: "the engine was woken before it fell asleep",
+    Order.WAKE: "the engine was put to sleep again before it woke",
+}
+
 
 @define(eq=False)
 class _Client:
@@ -79,8 +84,7 @@ class Scheduler:
     idle_sleep: float  # seconds
     refuses_while_asleep: bool
     emit: Emit
-    _wait_for_sleep: list[m.Reply] = field(factory=list, init=False)
-    _wait_for_wake: list[m.Reply] = field(factory=list, init=False)
+    _replies: dict[Order, list[m.Reply]] = field(factory=lambda: {order: [] for order in Order}, init=False)
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
     _unread: deque[m.SchedulerMessage] = field(factory=deque, init=False)  # taken from the inbox, not yet handled
     _deadline: float = field(default=math.inf, init=False)
@@ -156,18 +160,12 @@ class Scheduler:
                     self._slept()
             case m.RunnerWoke():
                 self.power.woke()
-                _answer(self._wait_for_wake)
+                _answer(self._replies[Order.WAKE])
                 self._give_order()
-            case m.SleepFailed(error):
-                self.power.sleep_failed()
-                _answer(self._wait_for_sleep, partial(_cannot_sleep, error))
-                _answer(self._wait_for_wake)
-            case m.WakeFailed(error):
-                self._wake_failed(error)
-            case m.OrderSleep(reply):
-                self._order_sleep(reply)
-            case m.OrderWake(reply):
-                self._order_wake(reply)
+            case m.OrderFailed(order, error):
+                self._order_failed(order, error)
+            case m.OrderPower(order, reply):
+                self._order(order, reply)
             case m.RunnerStopped(error):
                 self._runner_gone = True
                 self.planner.fail_all(error)
@@ -201,37 +199,32 @@ class Scheduler:
 
     # -- sleep -------------------------------------------------------------------------------------------------------
 
-    def _order_sleep(self, reply: m.Reply) -> None:
-        self.power.order_sleep()
-        if self.power.power is not Power.WAKING:  # else the end of that waking answers the order
-            _answer(self._wait_for_wake, partial(EngineStateError, "the engine was put to sleep again before it woke"))
-        self._wait_for_sleep.append(reply)
-        if self.power.power is Power.ASLEEP:
-            _answer(self._wait_for_sleep)
+    def _order(self, order: Order, reply: m.Reply) -> None:
+        """Notes the order of a caller. It ends orders of the other kind, unless the runner carries one out: then the
+        end of that answers them."""
+        self.power.order(order)
+        if self.power.under_way is not order.other:
+            _answer(self._replies[order.other], partial(EngineStateError, _OVERTAKEN[order.other]))
+        self._replies[order].append(reply)
         self._give_order()
-
-    def _order_wake(self, reply: m.Reply) -> None:
-        self.power.order_wake()
-        if self.power.power is not Power.FALLING_ASLEEP:
-            _answer(self._wait_for_sleep, partial(EngineStateError, "the engine was woken before it fell asleep"))
-        self._wait_for_wake.append(reply)
-        if self.power.power is Power.AWAKE:
-            _answer(self._wait_for_wake)
-        self._give_order()
+        if self.power.under_way is None:
+            _answer(self._replies[order])
 
     def _slept(self) -> None:
         self.power.slept()
-        _answer(self._wait_for_sleep)
+        _answer(self._replies[Order.SLEEP])
         self._give_order()
         self._give_up_what_nobody_will_run()
 
-    def _wake_failed(self, error: Exception) -> None:
-        """Fails the requests that woke the engine. Requests that wait for the end of an ordered sleep go on waiting."""
-        self.power.wake_failed()
-        _answer(self._wait_for_wake, partial(_cannot_wake, error))
-        _answer(self._wait_for_sleep)
-        if not self.power.ordered:
-            self.planner.fail_waiting(partial(_cannot_wake, error))
+    def _order_failed(self, order: Order, error: Exception) -> None:
+        """Answers both kinds of orders: the engine is as one kind wants it. Fails the requests that woke the engine.
+        Requests that wait for the end of an ordered sleep go on waiting."""
+        self.power.failed(order)
+        cannot = partial(_cannot_sleep if order is Order.SLEEP else _cannot_wake, error)
+        _answer(self._replies[order], cannot)
+        _answer(self._replies[order.other])
+        if order is Order.WAKE and not self.power.ordered:
+            self.planner.fail_waiting(cannot)
         self._give_up_what_nobody_will_run()
 
     def _give_order(self) -> None:
@@ -317,12 +310,12 @@ class Scheduler:
         """
         for request_id in list(self._clients):
             self._end(request_id, m.Failed(_stopped()), "failed", events.error_text(_stopped()))
-        _answer(self._wait_for_sleep, _stopped)
-        _answer(self._wait_for_wake, _stopped)
+        for replies in self._replies.values():
+            _answer(replies, _stopped)
         for message in (*self._unread, *drain(self.inbox)):
             if isinstance(message, m.Submit):
                 message.stream.end(m.Failed(_stopped()))
-            elif isinstance(message, m.OrderSleep | m.OrderWake):
+            elif isinstance(message, m.OrderPower):
                 message.reply.put(_stopped())
         self.to_encoder_cache.send_nowait(m.SchedulerClosed())
 

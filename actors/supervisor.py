@@ -31,7 +31,7 @@ from ..core.ledger import EncoderLedger
 from ..core.model import ModelDescription
 from ..core.planning.limits import PlannerLimits
 from ..core.planning.planner import Planner
-from ..core.power import PowerState
+from ..core.power import Order, PowerState
 from ..core.request import Request
 from ..core.trace import TraceChecker
 from . import messages as m
@@ -203,17 +203,17 @@ class Supervisor:
 
     async def sleep(self) -> None:
         """Gives the device back, and returns when that is done."""
-        await self._order(m.OrderSleep)
+        await self._order(Order.SLEEP)
 
     async def wake(self) -> None:
         """Takes the device again, and returns when that is done."""
-        await self._order(m.OrderWake)
+        await self._order(Order.WAKE)
 
-    async def _order(self, order: type[m.OrderSleep | m.OrderWake]) -> None:
+    async def _order(self, order: Order) -> None:
         if not self._accepting or self._stop.is_set():
             raise EngineClosed("the engine is stopping: its device is given back for good")
         reply = _Reply()
-        self._to_scheduler.send_nowait(order(reply))
+        self._to_scheduler.send_nowait(m.OrderPower(order, reply))
         await reply.done.wait()
         if reply.error is not None:
             error, reply.error = reply.error, None

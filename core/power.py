@@ -29,10 +29,18 @@ class Power(enum.Enum):
 
 
 class Order(enum.Enum):
-    """An order to the runner."""
+    """An order of a caller, and to the runner."""
 
     SLEEP = "sleep"
     WAKE = "wake"
+
+    @property
+    def other(self) -> Order:
+        """The order that undoes this one."""
+        return Order.WAKE if self is Order.SLEEP else Order.SLEEP
+
+
+_UNDER_WAY = {Power.FALLING_ASLEEP: Order.SLEEP, Power.WAKING: Order.WAKE}
 
 
 @define(eq=False)
@@ -47,13 +55,10 @@ class PowerState:
 
     # -- wishes ------------------------------------------------------------------------------------------------------
 
-    def order_sleep(self) -> None:
-        """Notes that the caller wants the engine asleep, until `order_wake`."""
-        self._wants_sleep = self._ordered = True
-
-    def order_wake(self) -> None:
-        """Notes that the caller wants the engine awake."""
-        self._wants_sleep = False
+    def order(self, order: Order) -> None:
+        """Notes that the caller wants the engine asleep, or awake, until the next order."""
+        self._wants_sleep = order is Order.SLEEP
+        self._ordered = self._ordered or self._wants_sleep
 
     def doze(self) -> None:
         """Notes that there has been no work for a while, so that the engine is to sleep."""
@@ -70,20 +75,16 @@ class PowerState:
         """Notes that the runner gave the device back."""
         self.power = Power.ASLEEP
 
-    def sleep_failed(self) -> None:
-        """Notes that the runner could not give the device back. The next wish to sleep tries again."""
-        self.power = Power.AWAKE
-        self._wants_sleep = self._ordered = False
+    def failed(self, order: Order) -> None:
+        """Notes that the runner could not give the device back, or could not take it. The next wish tries again."""
+        self._wants_sleep = order is Order.WAKE
+        self._ordered = self._ordered and self._wants_sleep
+        self.power = Power.ASLEEP if self._wants_sleep else Power.AWAKE
 
     def woke(self) -> None:
         """Notes that the runner took the device again."""
         self.power = Power.AWAKE
         self._ordered = self._wants_sleep and self._ordered
-
-    def wake_failed(self) -> None:
-        """Notes that the runner could not take the device. The next wish to wake tries again."""
-        self.power = Power.ASLEEP
-        self._wants_sleep = True
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -97,6 +98,11 @@ class PowerState:
             self.power = Power.WAKING
             return Order.WAKE
         return None
+
+    @property
+    def under_way(self) -> Order | None:
+        """The order that the runner carries out now; ``None``: the engine is as the last one wanted it."""
+        return _UNDER_WAY.get(self.power)
 
     @property
     def may_work(self) -> bool:

@@ -45,6 +45,7 @@ HISTORY = 32  # events kept for one entry or request, since an entry may be hit 
 
 
 class _Life(enum.Enum):
+    ABSENT = "absent"
     RESERVED = "reserved"
     ENCODING = "being encoded"
     RESIDENT = "resident"
@@ -70,7 +71,9 @@ _MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and 
     events.EncodeRetried: (_Life.RESERVED, _Life.RESERVED, ENCODE_ONCE),
     events.EncodeDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
     events.EncodeBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),  # each entry is dispatched again, or dropped
+    events.EntryDropped: (_Life.RESERVED, _Life.ABSENT, BOOKS_BALANCE),
     events.FreeSent: (_Life.RESIDENT, _Life.FREEING, BOOKS_BALANCE),
+    events.EntryFreed: (_Life.FREEING, _Life.ABSENT, BOOKS_BALANCE),
 }
 
 
@@ -248,15 +251,12 @@ class TraceChecker:
             case events.EntryTakenBack(key, holder):
                 self._fail(ALWAYS_FREED, f"{holder} never gave {key} back", [key])
             case events.EntryDropped(key):
-                self._gone(key, _Life.RESERVED, "dropped")
+                self._move(event, key)
 
     def _check_batch(self, event: events.OfKeys) -> None:
         for key in event.keys:
             self._log(event, key)
-            if type(event) in _MOVES:
-                self._move(event, key)
-            elif isinstance(event, events.EntryFreed):
-                self._gone(key, _Life.FREEING, "freed")
+            self._move(event, key)
             if isinstance(event, events.FreeSent):
                 readers = self._entries[key].readers
                 if readers:
@@ -316,23 +316,19 @@ class TraceChecker:
             self._check_no_step_reads(event.key, event.holder, f"{event.holder} gave {event.key} back")
         self._forget(event.key)
 
-    def _gone(self, key: str, old: _Life, how: str) -> None:
-        entry = self._entries.get(key)
-        if entry is None or entry.life is not old:
-            self._fail(BOOKS_BALANCE, f"{key} is {how} while it is {self._life(key)}", [key])
-        del self._entries[key]
-        self.taken -= entry.size
-        self._forget(key)
-
-    def _move(self, event: events.OfKeys, key: str) -> None:
+    def _move(self, event: events.OfKey | events.OfKeys, key: str) -> None:
         old, new, invariant = _MOVES[type(event)]
         entry = self._entries.get(key)
         if entry is None or entry.life is not old:
             self._fail(invariant, f"{key} should become {new.value}, but it is {self._life(key)}", [key])
         entry.life = new
+        if new is _Life.ABSENT:
+            del self._entries[key]
+            self.taken -= entry.size
+            self._forget(key)
 
     def _life(self, key: str) -> str:
-        return self._entries[key].life.value if key in self._entries else "absent"
+        return (self._entries[key].life if key in self._entries else _Life.ABSENT).value
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

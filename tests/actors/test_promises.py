@@ -20,13 +20,14 @@ from triolet import (
     RunnerCrashed,
     SamplingParams,
 )
-from triolet.actors.messages import End, Failed, OrderSleep, Submit
+from triolet.actors.messages import End, Failed, OrderPower, Submit
 from triolet.actors.supervisor import Supervisor, leaving
 from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.ledger import EncoderLedger
 from triolet.core.plan import SampledToken
 from triolet.core.planning.planner import Planner
+from triolet.core.power import Order
 from triolet.core.request import EncoderItem, Request
 from triolet.core.trace import TraceChecker
 from triolet_testing.clients import SCENARIOS
@@ -132,7 +133,9 @@ async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered(au
             for name, reader in readers.items():  # without a checkpoint, so that they are read together
                 request = Request(id=name, prompt_token_ids=(1,), max_tokens=5)
                 engine.inside.backend._to_scheduler.send_nowait(Submit(request, reader))
-            engine.inside.backend._to_scheduler.send_nowait(OrderSleep(SimpleNamespace(put=ordered.append)))
+            engine.inside.backend._to_scheduler.send_nowait(
+                OrderPower(Order.SLEEP, SimpleNamespace(put=ordered.append))
+            )
             await trio.sleep_forever()
     for name, reader in readers.items():
         (end,) = reader.told or [None]

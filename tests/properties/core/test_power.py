@@ -16,7 +16,7 @@ class PowerMachine(RuleBasedStateMachine):
         self.power = PowerState()
         self.under_way: Order | None = None
         self.held = True  # whether the runner has the device
-        self.last_order: str | None = None  # of the users
+        self.last_order: Order | None = None  # of the users
         self.failed = False  # the last wake did, and nobody has wished for anything since
 
     def follow(self) -> None:
@@ -27,16 +27,10 @@ class PowerMachine(RuleBasedStateMachine):
         assert self.held is (order is Order.SLEEP), "an order for what is so already"
         self.under_way = order
 
-    @rule()
-    def order_sleep(self) -> None:
-        self.power.order_sleep()
-        self.last_order, self.failed = "sleep", False
-        self.follow()
-
-    @rule()
-    def order_wake(self) -> None:
-        self.power.order_wake()
-        self.last_order, self.failed = "wake", False
+    @rule(order=st.sampled_from(Order))
+    def order(self, order: Order) -> None:
+        self.power.order(order)
+        self.last_order, self.failed = order, False
         self.follow()
 
     @precondition(lambda self: self.power.power is Power.AWAKE)
@@ -61,7 +55,7 @@ class PowerMachine(RuleBasedStateMachine):
     def runner_answers(self, works: bool) -> None:
         order, self.under_way = self.under_way, None
         if order is Order.SLEEP and not works:
-            self.power.sleep_failed()
+            self.power.failed(order)
             self.last_order = None
         elif order is Order.SLEEP:
             self.held = False
@@ -70,7 +64,7 @@ class PowerMachine(RuleBasedStateMachine):
             self.held = True
             self.power.woke()
         else:
-            self.power.wake_failed()
+            self.power.failed(order)
             self.failed = True
         self.follow()
         assert not (self.failed and self.under_way), "it tries again at once, and for ever"
@@ -81,10 +75,10 @@ class PowerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_last_wish_counts(self) -> None:
-        if self.last_order == "sleep":
+        if self.last_order is Order.SLEEP:
             assert self.power.ordered
             assert not self.power.will_wake
-        if self.last_order == "wake" and not self.failed:
+        if self.last_order is Order.WAKE and not self.failed:
             assert self.power.will_wake
 
     @invariant()
