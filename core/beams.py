@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
 
 from attrs import evolve, frozen
 
@@ -29,34 +28,19 @@ class BeamSettings:
     """The settings of a beam search.
 
     Args:
-        size: the largest number of beams.
-        length_penalty: the score of a hypothesis is its sum of log-probabilities over ``length ** length_penalty``. The
-            end token counts in the length, the prompt does not.
-        kept: the largest number of hypotheses.
-        early: True: the search is over when it has ``kept`` hypotheses. False: it is over when, in addition, the best
-            beam would not score above the worst of these if it ended now.
+        sampling: the parameters of the request.
         max_tokens: the length at which beams end.
         stops: tokens that end a beam.
     """
 
-    size: int
-    length_penalty: float
-    kept: int
-    early: bool
+    sampling: SamplingParams
     max_tokens: int
     stops: frozenset[int]
 
-    @classmethod
-    def of(cls, sampling: SamplingParams, *, max_tokens: int, stops: frozenset[int]) -> Self:
-        """Returns the settings of a request."""
-        return cls(
-            size=sampling.beam_size,
-            length_penalty=sampling.length_penalty,
-            kept=sampling.most_hypotheses,
-            early=sampling.patience is not None,
-            max_tokens=max_tokens,
-            stops=stops,
-        )
+    @property
+    def size(self) -> int:
+        """The largest number of beams."""
+        return self.sampling.beam_size
 
     @property
     def candidates(self) -> int:
@@ -66,8 +50,9 @@ class BeamSettings:
         return max(2, 1 + len(self.stops)) * self.size
 
     def score(self, total: float, length: int) -> float:
-        """Returns the score of ``length`` tokens whose log-probabilities add up to ``total``."""
-        return total / math.pow(length, self.length_penalty)
+        """Returns the score of ``length`` tokens whose log-probabilities add up to ``total``. The end token counts in
+        the length, the prompt does not."""
+        return total / math.pow(length, self.sampling.length_penalty)
 
 
 @frozen
@@ -141,14 +126,18 @@ class BeamSearch:
                 found.append(Hypothesis(beam.token_ids, beam.logprobs, settings.score(beam.total, length)))
             elif not ends and len(going_on) < settings.size:
                 going_on.append(beam)
-        found = sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True)[: settings.kept]
+        found = sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True)[
+            : settings.sampling.most_hypotheses
+        ]
         over = self._is_over(going_on, found, length)
         return evolve(self, beams=() if over else tuple(going_on), hypotheses=tuple(found))
 
     def _is_over(self, beams: list[Beam], found: list[Hypothesis], length: int) -> bool:
+        """True if the search has enough hypotheses. With patience it then ends. Without, it ends when the best beam
+        would not score above the worst of them if it ended now."""
         if not beams:
             return True
-        if len(found) < self.settings.kept:
+        if len(found) < self.settings.sampling.most_hypotheses:
             return False
         best = self.settings.score(beams[0].total, length)
-        return self.settings.early or best <= found[-1].score
+        return self.settings.sampling.patience is not None or best <= found[-1].score

@@ -28,7 +28,7 @@ class Search:
     @classmethod
     def of(cls, start: SequenceStart, page_size: int) -> Self:
         """Returns the search for a sequence that starts."""
-        settings = BeamSettings.of(start.sampling, max_tokens=start.max_tokens, stops=start.stops)
+        settings = BeamSettings(sampling=start.sampling, max_tokens=start.max_tokens, stops=start.stops)
         pages = BeamPages(page_size=page_size, shared=start.prompt_length // page_size, size=settings.size)
         return cls(start.prompt_length, BeamSearch(settings=settings), pages)
 

@@ -63,7 +63,7 @@ class SimSearch:
         """Returns the search of a sequence that starts; ``None``: the sequence does not search."""
         if start.sampling.beam_size == 1 or start.pooling is not None:
             return None
-        settings = BeamSettings.of(start.sampling, max_tokens=start.max_tokens, stops=start.stops)
+        settings = BeamSettings(sampling=start.sampling, max_tokens=start.max_tokens, stops=start.stops)
         shared = start.prompt_length // page_size
         pages = BeamPages(page_size=page_size, shared=shared, size=settings.size)
         return cls(start.prompt_length, BeamSearch(settings=settings), pages)
@@ -115,7 +115,7 @@ def expected_hypotheses(
 ) -> tuple[Hypothesis, ...]:
     """Returns the hypotheses that a beam search must find, whatever the engine does beside it."""
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {EOS})
-    search = BeamSearch(settings=BeamSettings.of(sampling, max_tokens=max_tokens, stops=stops))
+    search = BeamSearch(settings=BeamSettings(sampling=sampling, max_tokens=max_tokens, stops=stops))
     fingerprints = [[_read(prompt_token_ids, key, placeholders)]]
     vocabulary = (model or SimModel()).vocabulary_size
     while not search.done:

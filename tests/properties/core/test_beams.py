@@ -19,7 +19,7 @@ END = 0
 
 
 def settings_of(max_tokens: int = 8, stops: frozenset[int] = frozenset({END}), **sampling: object) -> BeamSettings:
-    return BeamSettings.of(SamplingParams(**sampling), max_tokens=max_tokens, stops=stops)
+    return BeamSettings(sampling=SamplingParams(**sampling), max_tokens=max_tokens, stops=stops)
 
 
 # -- the pages ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def hypotheses_are_what_they_say(size: int, penalty: float, patience: float | No
     settings = settings_of(most, beam_size=size, length_penalty=penalty, patience=patience)
     last, *before = run_search(settings, vocabulary=12, seed=seed)
     found = last.hypotheses
-    assert 0 < len(found) <= settings.kept
+    assert 0 < len(found) <= settings.sampling.most_hypotheses
     assert len({one.token_ids for one in found}) == len(found), "no text is found twice"
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True), "the best comes first"
     for one in found:
@@ -160,7 +160,8 @@ def hypotheses_are_what_they_say(size: int, penalty: float, patience: float | No
         assert len({beam.token_ids for beam in state.beams}) == len(state.beams) <= size
         totals = [beam.total for beam in state.beams]
         assert totals == sorted(totals, reverse=True), "the best beam comes first"
-        assert len(state.hypotheses) < settings.kept or not settings.early, "a patient search ends when it has enough"
+        few = len(state.hypotheses) < settings.sampling.most_hypotheses
+        assert few or patience is None, "a patient search ends when it has enough"
 
 
 def test_hypotheses_are_scored_ranked_and_ended_as_they_say() -> None:
@@ -210,7 +211,7 @@ def test_without_patience_a_search_is_over_when_its_best_beam_can_do_no_better(g
 
 @pytest.mark.parametrize(("patience", "kept"), [(None, 5), (1.0, 5), (2.0, 10), (0.5, 2), (0.7, 4), (0.01, 1)])
 def test_patience_says_how_many_hypotheses_are_enough(patience: float | None, kept: int) -> None:
-    assert settings_of(beam_size=5, patience=patience).kept == kept
+    assert SamplingParams(beam_size=5, patience=patience).most_hypotheses == kept
 
 
 @pytest.mark.parametrize(
