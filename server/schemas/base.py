@@ -24,11 +24,19 @@ Short = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=4_000_000)]
 MOST_TEXT = 8_000_000  # characters of all texts of one request
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+_Stop = Annotated[str, Field(min_length=1, max_length=1_024)]
+_TopK = Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 are off."), AfterValidator(partial(max, 0))]
+_TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 
 
 def up_to(most: int, least: int = 0) -> Any:
     """Returns the bounds of a list. Only the first wrong item is reported, since there might be a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def unused(why: str = "") -> Any:
+    """Returns the default of a member that is accepted and changes nothing, and its description."""
+    return Field(None, description=f"Accepted and not used: {why}." if why else "Accepted and not used.")
 
 
 def only(allowed: object, why: str) -> BeforeValidator:
@@ -95,19 +103,19 @@ class ErrorAnswer(Answer):
 class Ignored(Body):
     """Members of OpenAI's API that are accepted and change nothing here."""
 
-    user: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    metadata: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    store: Annotated[bool | None, Field(description="Accepted and not used: nothing is stored.")] = None
-    service_tier: Annotated[Literal["auto", "default"] | None, Field(description="Accepted and not used.")] = None
-    safety_identifier: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    prompt_cache_key: Annotated[Unread, Field(description="Accepted and not used: all prompts are shared.")] = None
+    user: Unread = unused()
+    metadata: Unread = unused()
+    store: bool | None = unused("nothing is stored")
+    service_tier: Literal["auto", "default"] | None = unused()
+    safety_identifier: Unread = unused()
+    prompt_cache_key: Unread = unused("all prompts are shared")
 
 
 class StreamOptions(Body):
     """``stream_options`` of a request."""
 
-    include_usage: Annotated[bool | None, Field(description="Send a last event with the usage.")] = None
-    include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+    include_usage: bool | None = Field(None, description="Send a last event with the usage.")
+    include_obfuscation: bool | None = unused()
 
 
 class SamplingBody(Ignored):
@@ -117,36 +125,24 @@ class SamplingBody(Ignored):
     model: Name
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float | None, Field(ge=0.0, le=2.0, description="0 is greedy. Default: 1.")] = None
-    top_p: Annotated[float | None, Field(gt=0.0, le=1.0)] = None
-    n: Annotated[int | None, Field(ge=1, le=128)] = None
-    stop: (
-        Annotated[str, Field(min_length=1, max_length=1_024)]
-        | Annotated[list[Annotated[str, Field(min_length=1, max_length=1_024)]], up_to(64)]
-        | None
-    ) = None
-    presence_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2.0, le=2.0)] = None
-    logit_bias: Annotated[
-        Annotated[
-            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100.0, le=100.0)]],
-            Field(max_length=1_024),
-        ]
-        | None,
-        Field(description="Numbers to add to the logits, by token id."),
-    ] = None
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="Default: a fresh seed.")] = None
-    top_k: (
-        Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 are off."), AfterValidator(partial(max, 0))]
-        | None
-    ) = None
-    min_p: Annotated[float | None, Field(ge=0.0, le=1.0)] = None
-    repetition_penalty: Annotated[float | None, Field(ge=0.001, le=1_000.0)] = None
-    min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy. Default: 1.")
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    n: int | None = Field(None, ge=1, le=128)
+    stop: _Stop | Annotated[list[_Stop], up_to(64)] | None = None
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    logit_bias: dict[_TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
+        None, max_length=1_024, description="Numbers to add to the logits, by token id."
+    )
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Default: a fresh seed.")
+    top_k: _TopK | None = None
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(None, ge=0.001, le=1_000.0)
+    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
-    skip_special_tokens: Annotated[bool | None, Field(description="Default: true, but false with tools.")] = None
+    skip_special_tokens: bool | None = Field(None, description="Default: true, but false with tools.")
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
-    priority: Annotated[int | None, Field(ge=-100, le=100, description="Smaller numbers run first.")] = None
+    priority: int | None = Field(None, ge=-100, le=100, description="Smaller numbers run first.")
 
     @model_validator(mode="after")
     def _streams(self) -> Self:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from .base import Answer, Body, Name, SamplingBody, Text, Unread, Usage, check_length, up_to
+from .base import Answer, Body, Name, SamplingBody, Text, Unread, Usage, check_length, unused, up_to
 from .weighing import check_object, check_texts
 
 MOST_MESSAGES = 4_096
@@ -15,7 +15,7 @@ MOST_PARTS = 2_048  # of one message
 MOST_TOOLS = 128  # OpenAI's
 _MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": 5_000}
 _MOST_CHARACTERS = 1_000_000  # of each of these
-_READ_BY_THE_CLIENT = "Accepted and not used: OpenAI's client adds it to an answer that it sends back."
+_READ_BY_THE_CLIENT = "OpenAI's client adds it to an answer that it sends back"
 
 
 class TextPart(Body):
@@ -28,8 +28,8 @@ class TextPart(Body):
 class ImageUrl(Body):
     """The place of an image: ``data:image/...;base64,...``, or an address that the server allows."""
 
-    url: Annotated[str, Field(min_length=1)]
-    detail: Annotated[Literal["auto", "low", "high"] | None, Field(description="Accepted and not used.")] = None
+    url: str = Field(min_length=1)
+    detail: Literal["auto", "low", "high"] | None = unused()
 
 
 class ImagePart(Body):
@@ -42,10 +42,8 @@ class ImagePart(Body):
 class InputAudio(Body):
     """Audio in base64, in any format that FFmpeg reads."""
 
-    data: Annotated[str, Field(min_length=1)]
-    format: Annotated[
-        str | None, Field(max_length=32, description="Accepted and not used: the data show the format.")
-    ] = None
+    data: str = Field(min_length=1)
+    format: str | None = Field(None, max_length=32, description="Accepted and not used: the data show the format.")
 
 
 class AudioPart(Body):
@@ -58,7 +56,7 @@ class AudioPart(Body):
 class AudioUrl(Body):
     """The place of audio: ``data:...``, or an address that the server allows."""
 
-    url: Annotated[str, Field(min_length=1)]
+    url: str = Field(min_length=1)
 
 
 class AudioUrlPart(Body):
@@ -92,9 +90,7 @@ class FunctionCall(Body):
 
     name: Name
     arguments: Arguments = ""
-    parsed_arguments: Annotated[
-        Unread, Field(description="Accepted and not used: clients add their parsed arguments.")
-    ] = None
+    parsed_arguments: Unread = unused("clients add their parsed arguments")
 
 
 class ToolCall(Body):
@@ -103,7 +99,7 @@ class ToolCall(Body):
     id: Name
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: Annotated[int | None, Field(description="Accepted and not used.")] = None
+    index: int | None = unused()
 
 
 class ChatMessage(Body):
@@ -113,18 +109,16 @@ class ChatMessage(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[Part], up_to(MOST_PARTS)] | None = None
-    name: Annotated[Name | None, Field(description="Given to the chat template.")] = None
+    name: Name | None = Field(None, description="Given to the chat template.")
     tool_calls: Annotated[list[ToolCall], up_to(MOST_TOOLS)] | None = None
     tool_call_id: Name | None = None
-    reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
-    refusal: Annotated[None, Field(description="Accepted and not used.")] = None
-    parsed: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
-    provider_specific_fields: Annotated[Unread, Field(description="Accepted and not used: a member of LiteLLM's.")] = (
-        None
-    )
-    annotations: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    audio: Annotated[None, Field(description="Accepted and not used.")] = None
-    function_call: Annotated[None, Field(description="Accepted and not used.")] = None
+    reasoning_content: Text | None = Field(None, description="Given to the chat template.")
+    refusal: None = unused()
+    parsed: Unread = unused(_READ_BY_THE_CLIENT)
+    provider_specific_fields: Unread = unused("a member of LiteLLM's")
+    annotations: Unread = unused()
+    audio: None = unused()
+    function_call: None = unused()
 
     @property
     def length(self) -> int:
@@ -143,9 +137,9 @@ class ChatMessage(Body):
 class Function(Body):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")
     description: Text | None = None
-    parameters: Annotated[dict[str, Any] | None, Field(description="A JSON schema.")] = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
     strict: bool | None = None
 
 
@@ -196,10 +190,10 @@ class NamedSchema(Body):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: str = Field(min_length=1, max_length=64)
     description: Text | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema", default_factory=dict)]
-    strict: Annotated[bool | None, Field(description="The schema is always followed.")] = None
+    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
+    strict: bool | None = Field(None, description="The schema is always followed.")
 
 
 class JsonSchemaFormat(Body):
@@ -216,25 +210,19 @@ class ChatRequest(SamplingBody):
     """A conversation that the model goes on with."""
 
     messages: Annotated[list[ChatMessage], up_to(MOST_MESSAGES, 1)]
-    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
+    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], up_to(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], up_to(8)] | None = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
-    ] = None
-    reasoning_effort: Annotated[
-        Unread, Field(description="Accepted and not used: give the template's variables in chat_template_kwargs.")
-    ] = None
-    verbosity: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    prediction: Annotated[
-        Unread, Field(description="Accepted and not used: draft tokens come from the text itself.")
-    ] = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Given to the chat template, as vLLM does.")
+    reasoning_effort: Unread = unused("give the template's variables in chat_template_kwargs")
+    verbosity: Unread = unused()
+    prediction: Unread = unused("draft tokens come from the text itself")
 
     _places: tuple[str, ...] = ()  # of the messages' contents, if the client sent them in another form
 

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Body, Name, Short, Text, Unread, up_to
+from .base import Body, Name, Short, Text, Unread, unused, up_to
 
 
 class Pcm(Body):
     """16-bit samples, little-endian, mono."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
-    rate: Annotated[int, Field(ge=8_000, le=96_000)] = 24_000
+    rate: int = Field(24_000, ge=8_000, le=96_000)
 
 
 class G711(Body):
@@ -34,22 +34,20 @@ class LiveModel(Body):
     language: Short | None = None
     prompt: Text | None = None
     keywords: Annotated[list[Text], up_to(128)] | None = None
-    delay: Annotated[Short | None, Field(description="Accepted and not used.")] = None
+    delay: Short | None = unused()
 
 
 class TurnDetection(Body):
     """The server finds where somebody speaks."""
 
     type: Literal["server_vad", "semantic_vad"] = "server_vad"
-    silence_duration_ms: Annotated[
-        int | None, Field(ge=100, le=10_000, description="The silence that ends an utterance.")
-    ] = None
-    threshold: Annotated[float | None, Field(description="Accepted and not used.")] = None
-    prefix_padding_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
-    idle_timeout_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
-    eagerness: Annotated[Short | None, Field(description="Accepted and not used.")] = None
-    create_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
-    interrupt_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+    silence_duration_ms: int | None = Field(None, ge=100, le=10_000, description="The silence that ends an utterance.")
+    threshold: float | None = unused()
+    prefix_padding_ms: int | None = unused()
+    idle_timeout_ms: int | None = unused()
+    eagerness: Short | None = unused()
+    create_response: bool | None = unused()
+    interrupt_response: bool | None = unused()
 
 
 class AudioInput(Body):
@@ -58,7 +56,7 @@ class AudioInput(Body):
     format: Pcm | G711 | None = None
     transcription: LiveModel | None = None
     turn_detection: TurnDetection | None = None
-    noise_reduction: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    noise_reduction: Unread = unused()
 
 
 class Audio(Body):
@@ -91,7 +89,7 @@ class OldSession(Body):
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
     input_audio_transcription: LiveModel | None = None
     turn_detection: TurnDetection | None = None
-    input_audio_noise_reduction: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    input_audio_noise_reduction: Unread = unused()
     include: Includes | None = None
 
     def renewed(self) -> Session:
@@ -112,7 +110,7 @@ class OldSession(Body):
 
 
 class _ClientEvent(Body):
-    event_id: Annotated[str | None, Field(max_length=512)] = None
+    event_id: str | None = Field(None, max_length=512)
 
 
 class Update(_ClientEvent):

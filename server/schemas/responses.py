@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from . import chat
-from .base import Answer, Body, Name, SamplingBody, Text, Unread, only, up_to
+from .base import Answer, Body, Name, SamplingBody, Text, Unread, only, unused, up_to
 
-_READ_BY_THE_CLIENT = "Accepted and not used: a member of answers, which clients send back."
+_READ_BY_THE_CLIENT = "a member of answers, which clients send back"
 _NOTHING_IS_STORED = "nothing is stored; leave it out, and send the whole conversation as input"
 _STAYS = "nothing is stored, so a response ends with its connection; leave it out"
 _NO_PROMPTS = "no prompts are stored; send their text as input"
@@ -20,8 +20,8 @@ _NO_FILES = "no files are stored; send the image as image_url"
 class ReadBack(Body):
     """A part of an answer, which the client sends back in the next request."""
 
-    id: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
-    status: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    id: Unread = unused(_READ_BY_THE_CLIENT)
+    status: Unread = unused(_READ_BY_THE_CLIENT)
 
 
 class InputText(Body):
@@ -29,18 +29,18 @@ class InputText(Body):
 
     type: Literal["input_text", "output_text"]
     text: Text
-    annotations: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
-    logprobs: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
-    parsed: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    annotations: Unread = unused(_READ_BY_THE_CLIENT)
+    logprobs: Unread = unused(_READ_BY_THE_CLIENT)
+    parsed: Unread = unused(_READ_BY_THE_CLIENT)
 
 
 class InputImage(Body):
     """An image: ``data:image/...;base64,...``, or an address that the server allows."""
 
     type: Literal["input_image"]
-    image_url: Annotated[str, Field(min_length=1)]
-    file_id: Annotated[None, only(None, _NO_FILES), Field(description=_NO_FILES)] = None
-    detail: Annotated[Literal["auto", "low", "high"] | None, Field(description="Accepted and not used.")] = None
+    image_url: str = Field(min_length=1)
+    file_id: Annotated[None, only(None, _NO_FILES)] = Field(None, description=_NO_FILES)
+    detail: Literal["auto", "low", "high"] | None = unused()
 
 
 class InputAudio(Body):
@@ -59,7 +59,7 @@ class InputMessage(ReadBack):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)] | None = None
-    phase: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    phase: Unread = unused()
 
     @model_validator(mode="after")
     def _has_content(self) -> InputMessage:
@@ -74,10 +74,10 @@ class InputCall(ReadBack):
     call_id: Name
     name: Name
     arguments: chat.Arguments = ""
-    parsed_arguments: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
-    async_: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
-    caller: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
-    namespace: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
+    parsed_arguments: Unread = unused(_READ_BY_THE_CLIENT)
+    async_: None = unused(_READ_BY_THE_CLIENT)
+    caller: None = unused(_READ_BY_THE_CLIENT)
+    namespace: None = unused(_READ_BY_THE_CLIENT)
 
 
 class InputCallOutput(ReadBack):
@@ -145,36 +145,34 @@ class SchemaFormat(chat.NamedSchema):
 class TextOptions(Body):
     """The form of the text."""
 
-    format: Annotated[chat.TextFormat | chat.JsonObjectFormat | SchemaFormat | None, Field(discriminator="type")] = None
-    verbosity: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    format: chat.TextFormat | chat.JsonObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
+    verbosity: Unread = unused()
 
 
 class ResponsesRequest(SamplingBody):
     """Items that the model goes on with."""
 
     input: Text | Annotated[list[InputItem], up_to(chat.MOST_MESSAGES, 1)]
-    instructions: Annotated[Text | None, Field(description="A system message before the input.")] = None
-    max_output_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
+    instructions: Text | None = Field(None, description="A system message before the input.")
+    max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], up_to(chat.MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    include: Annotated[
-        list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None, Field(max_length=8)
-    ] = None
-    reasoning: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    truncation: Annotated[Literal["disabled"] | None, Field(description="Longer input is refused.")] = None
-    background: Annotated[Literal[False] | None, only(False, _STAYS), Field(description=_STAYS)] = None
-    previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED), Field(description=_NOTHING_IS_STORED)] = None
-    conversation: Annotated[None, only(None, _NOTHING_IS_STORED), Field(description=_NOTHING_IS_STORED)] = None
-    prompt: Annotated[None, only(None, _NO_PROMPTS), Field(description=_NO_PROMPTS)] = None
-    max_tool_calls: Annotated[Unread, Field(description="Accepted and not used: it limits OpenAI's own tools.")] = None
-    prompt_cache_retention: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
-    ] = None
-    n: Annotated[Literal[1] | None, Field(description="Only 1, since a response is one answer.")] = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, max_length=8
+    )
+    reasoning: Unread = unused()
+    truncation: Literal["disabled"] | None = Field(None, description="Longer input is refused.")
+    background: Annotated[Literal[False] | None, only(False, _STAYS)] = Field(None, description=_STAYS)
+    previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(None, description=_NOTHING_IS_STORED)
+    conversation: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(None, description=_NOTHING_IS_STORED)
+    prompt: Annotated[None, only(None, _NO_PROMPTS)] = Field(None, description=_NO_PROMPTS)
+    max_tool_calls: Unread = unused("it limits OpenAI's own tools")
+    prompt_cache_retention: Unread = unused()
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Given to the chat template, as vLLM does.")
+    n: Literal[1] | None = Field(None, description="Only 1, since a response is one answer.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:

@@ -13,17 +13,17 @@ from .base import Answer, Body, Name, Text, up_to
 class TokenizeRequest(Body):
     """A prompt, or a conversation with its tools."""
 
-    model: Annotated[Name | None, Field(description="By default the only one that is served.")] = None
+    model: Name | None = Field(None, description="By default the only one that is served.")
     prompt: Text | None = None
     messages: Annotated[list[chat.ChatMessage], up_to(chat.MOST_MESSAGES, 1)] | None = None
     tools: Annotated[list[chat.Tool], up_to(chat.MOST_TOOLS)] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, Field(description="Given to the chat template.")] = None
-    add_special_tokens: Annotated[
-        bool | None, Field(description="False: no special tokens around the prompt. A chat template writes its own.")
-    ] = None
-    return_token_strs: Annotated[bool | None, Field(description="The answer has each token as a text, too.")] = None
-    add_generation_prompt: Annotated[Literal[True] | None, Field(description="A turn always begins.")] = None
-    continue_final_message: Annotated[Literal[False] | None, Field(description="A turn always begins.")] = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Given to the chat template.")
+    add_special_tokens: bool | None = Field(
+        None, description="False: no special tokens around the prompt. A chat template writes its own."
+    )
+    return_token_strs: bool | None = Field(None, description="The answer has each token as a text, too.")
+    add_generation_prompt: Literal[True] | None = Field(None, description="A turn always begins.")
+    continue_final_message: Literal[False] | None = Field(None, description="A turn always begins.")
 
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeRequest:
@@ -61,7 +61,7 @@ class TokenizeAnswer(Answer):
 class DetokenizeRequest(Body):
     """Tokens of a model."""
 
-    model: Annotated[Name | None, Field(description="By default the only one that is served.")] = None
+    model: Name | None = Field(None, description="By default the only one that is served.")
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(262_144)]
 
 
