@@ -15,9 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from attrs import define, field
-from numpy.typing import NDArray
 
 from ...core.errors import RequestTooLarge
 
@@ -27,15 +25,9 @@ MOST_BESIDE = 4 * 2**20  # bytes outside of texts: numbers of thousands of digit
 MOST_WIDE = 8 * 2**20  # bytes of texts that are not plain
 MOST_BACKSLASHES = 7 * 2**20  # escapes are slow to parse; PHP writes one for each slash of a picture
 _PIECE = 2**16  # bytes that are counted at once: fewer take nearly as long
-_QUOTE, _BACKSLASH, _PLAIN = 0x22, 0x5C, 0x80
+_SHORT_ESCAPE, _WIDE_ESCAPE = re.compile(rb"\\[^u]"), re.compile(rb"\\u(?!00[0-7])")
 _OPEN = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")  # an escape that is not complete
-_MOST_OPEN = 5  # bytes
-_EACH = np.zeros(256, np.uint8)  # the weight of each sign: a comma separates two values
-_EACH[ord(",")] = 1
-_EACH[[ord(sign) for sign in ":[{"]] = 8
-
-Bytes = NDArray[np.uint8]
-Places = NDArray[np.intp]
+_OF_MEMBER = 8  # values that a member, a list or an object counts as; a comma separates two values
 
 
 @define(eq=False)
@@ -54,8 +46,7 @@ class Weighing:
     backslashes: int = field(default=0, init=False)
     _unread: bytearray = field(factory=bytearray, init=False)  # bytes that are not counted yet
     _within: bool = field(default=False, init=False)  # a text is open
-    _escaped: bool = field(default=False, init=False)  # the next byte is escaped
-    _plain: int = field(default=0, init=False)  # bytes of the open text while it is plain
+    _open: int = field(default=0, init=False)  # bytes of the open text
     _is_wide: bool = field(default=False, init=False)  # the open text is wide
 
     def add(self, part: bytes) -> None:
@@ -68,19 +59,11 @@ class Weighing:
         self._check(self.size, MOST_JSON, "bytes; send large files in a form, or give their address")
         self._unread += part
         while len(self._unread) >= _PIECE:
-            piece = bytes(self._unread[:_PIECE])
-            goes_on = _OPEN.search(piece, _PIECE - _MOST_OPEN)
-            piece = piece if goes_on is None else piece[: goes_on.start()]
-            del self._unread[: len(piece)]
-            self._count(piece)
-            self.check()
+            self._read()
 
     def end(self) -> None:
         """Counts the rest of the body, which is complete now. Raises as `add` does."""
-        if self._unread:
-            self._count(bytes(self._unread))
-            self._unread.clear()
-        self.check()
+        self._read()
 
     def check(self) -> None:
         """Raises `RequestTooLarge` if the body has more than is allowed."""
@@ -95,67 +78,42 @@ class Weighing:
         if got > most:
             raise RequestTooLarge(f"{self.name} has more than {most:,} {what}")
 
-    def _count(self, piece: bytes) -> None:
-        if self._within and not self._escaped and piece.isascii() and b'"' not in piece and b"\\" not in piece:
-            self._plain += len(piece)  # probably in the middle of a picture
+    def _read(self) -> None:
+        """Counts the next bytes, but for an escape at their end that is not complete. Signs of the same length stand
+        for the escapes, so that each quotation mark that is left begins or ends a text."""
+        piece = bytes(self._unread[:_PIECE])
+        if self._within and piece.isascii() and b'"' not in piece and b"\\" not in piece:  # of a picture, as a rule
+            del self._unread[: len(piece)]
+            self._open += len(piece)
             self.wide += len(piece) * self._is_wide
+            self.check()
             return
-        data = np.frombuffer(piece, np.uint8)
-        marks, wide_escapes = self._marks(data)
-        signs = np.zeros(len(data), np.uint8)
-        signs[marks] = 1
-        outside = (np.cumsum(signs, dtype=np.uint8) & 1) == self._within
-        self.values += int((_EACH[data] * outside).sum())
-        self.beside += int(outside.sum())
-        self._widen(data, marks, wide_escapes)
-        self._within ^= bool(len(marks) % 2)
+        piece = _SHORT_ESCAPE.sub(b"..", piece)
+        goes_on = _OPEN.search(piece)
+        piece = piece if goes_on is None else piece[: goes_on.start()]
+        self.backslashes += self._unread.count(b"\\", 0, len(piece))
+        del self._unread[: len(piece)]
+        self._count(_WIDE_ESCAPE.sub(b"\x80.", piece))
+        self.check()
 
-    def _marks(self, data: Bytes) -> tuple[Places, Places]:
-        """Returns the places of the quotation marks that begin or end a text, and of the escapes for characters beyond
-        ASCII. A mark after an odd number of backslashes is part of a text."""
-        quotes = np.flatnonzero(data == _QUOTE)
-        slashes = data == _BACKSLASH
-        self.backslashes += int(slashes.sum())
-        if self._escaped:
-            slashes[0] = False
-            quotes = quotes[quotes > 0]
-        self._escaped = False
-        if not slashes.any():
-            return quotes, quotes[:0]
-        last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # the last other byte
-        self._escaped = bool((len(data) - 1 - last[-1]) % 2)
-        marks = quotes[_backslashes_before(quotes, last) % 2 == 0]
-        escapes = np.flatnonzero(data == ord("u"))
-        escapes = escapes[_backslashes_before(escapes, last) % 2 == 1]
-        after = np.concatenate((data, np.zeros(3, np.uint8)))
-        zeros = (after[escapes + 1] == ord("0")) & (after[escapes + 2] == ord("0"))
-        ascii_ = zeros & (after[escapes + 3] >= ord("0")) & (after[escapes + 3] <= ord("7"))
-        return marks, escapes[~ascii_]
-
-    def _widen(self, data: Bytes, marks: Places, wide_escapes: Places) -> None:
-        """Counts the bytes of all texts with characters beyond ASCII. Such a text counts as a whole, since one such
-        character decides how all are stored."""
-        edges = np.concatenate(([0], marks, [len(data)]))
-        lengths = np.diff(edges)
-        wide = data >= _PLAIN
-        wide[wide_escapes] = True
-        before = np.concatenate(([0], np.cumsum(wide)))  # wide characters before each place
-        is_wide = np.diff(before[edges]) > 0
-        if self._within and self._is_wide:
-            is_wide[0] = True
-        elif self._within and is_wide[0]:
-            self.wide += self._plain  # the beginning of the text
-        texts = (np.arange(len(lengths)) % 2 == 0) == self._within
-        self.wide += int(lengths[is_wide & texts].sum())
-        goes_on = len(marks) == 0 and self._within
-        self._is_wide = bool(is_wide[-1] and texts[-1])
-        self._plain = (self._plain if goes_on else 0) + int(lengths[-1])
-
-
-def _backslashes_before(places: Places, last: Places) -> Places:
-    """Returns the number of backslashes directly before each of ``places``. ``last`` has, for each place, the last
-    place up to it without a backslash."""
-    return np.where(places > 0, places - 1 - last[places - 1], 0)
+    def _count(self, piece: bytes) -> None:
+        """Counts ``piece``. A text with a character beyond ASCII counts as a whole, since one such character decides
+        how all are stored."""
+        parts = piece.split(b'"')
+        goes_on, self._within = self._within, self._within ^ (len(parts) % 2 == 0)
+        beside, texts = b"".join(parts[goes_on::2]), parts[not goes_on :: 2]
+        self.values += beside.count(b",") + _OF_MEMBER * sum(map(beside.count, (b":", b"[", b"{")))
+        self.beside += len(beside) + len(texts) - self._within  # with the marks that end texts
+        if goes_on:
+            text = texts.pop(0)
+            if not (self._is_wide or text.isascii()):
+                self._is_wide = True
+                self.wide += self._open
+            self.wide += len(text) * self._is_wide
+            self._open += len(text)
+        self.wide += sum(1 + len(text) for text in texts if not text.isascii())
+        if texts and self._within:
+            self._open, self._is_wide = 1 + len(texts[-1]), not texts[-1].isascii()
 
 
 def check_texts(name: str, texts: Iterable[str]) -> None:
