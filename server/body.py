@@ -25,7 +25,7 @@ from .schemas.base import Body
 from .schemas.weighing import Weighing
 from .server import Server
 
-Read = TypeVar("Read", bound=Body)
+SomeBody = TypeVar("SomeBody", bound=Body)
 
 _INLINE = 16 * 1024  # bytes: parsing more JSON costs more time than a thread
 _LEAVES = 2**17  # bytes: memory of a larger body is given back to the system
@@ -43,7 +43,7 @@ _MOST_OBJECT = 4_096  # characters of a field that may be JSON: parsed in the ev
 _PART = re.compile(r"\[(\w*)\]")
 
 
-async def read_json(request: Request, kind: type[Read]) -> Read:
+async def read_json(request: Request, kind: type[SomeBody]) -> SomeBody:
     """Reads the body of ``request`` as a ``kind``.
 
     Raises:
@@ -71,7 +71,7 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     return await run_in_thread(read, limiter=server.reading)
 
 
-def _parse_large(kind: type[Read], whole: list[bytearray]) -> Read:
+def _parse_large(kind: type[SomeBody], whole: list[bytearray]) -> SomeBody:
     """Parses a large body. Gives free memory back to the system before and after that: the memory of the pieces that
     came, and that of the parsed text.
     """
@@ -82,7 +82,7 @@ def _parse_large(kind: type[Read], whole: list[bytearray]) -> Read:
         trim()
 
 
-def _parse(kind: type[Read], whole: list[bytearray]) -> Read:
+def _parse(kind: type[SomeBody], whole: list[bytearray]) -> SomeBody:
     """Parses the body in ``whole``. The body is taken out of the list, so that the arguments of callers do not keep it
     alive."""
     body = bytes(whole.pop())  # pydantic would copy a bytearray, too
@@ -123,7 +123,7 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
 # -- forms -------------------------------------------------------------------------------------------------------------
 
 
-async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tuple[Read, UploadFile]:
+async def read_form(request: Request, kind: type[SomeBody], spool_bytes: int) -> tuple[SomeBody, UploadFile]:
     """Reads the members of a form as a ``kind``, and its ``file``. The file is closed when the exchange ends.
 
     Raises:

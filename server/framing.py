@@ -28,7 +28,7 @@ _EXTENSION = rb";" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?"
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:" + _EXTENSION + rb")*")
 
 
-class _Part(enum.Enum):
+class _Next(enum.Enum):
     """The kinds of parts that may come next: lines, or bytes of a body."""
 
     REQUEST_LINE = enum.auto()
@@ -51,7 +51,7 @@ class Framing:
     def __init__(self) -> None:
         self.fault: str | None = None
         self.has_more = False
-        self._part = _Part.REQUEST_LINE
+        self._next = _Next.REQUEST_LINE
         self._line = b""  # the beginning of a line whose end has not come
         self._left = 0  # bytes of the body or the chunk that are still to come
         self._fields = 0  # of the head, or of the trailers
@@ -60,12 +60,12 @@ class Framing:
         self._version = b""
         self._lengths: list[bytes] = []
         self._codings: list[bytes] = []
-        self._readers: dict[_Part, Callable[[bytes], str | None]] = {
-            _Part.REQUEST_LINE: self._request_line,
-            _Part.FIELD: self._field,
-            _Part.CHUNK_SIZE: self._chunk_size,
-            _Part.CHUNK_END: self._chunk_end,
-            _Part.TRAILER: self._trailer,
+        self._readers: dict[_Next, Callable[[bytes], str | None]] = {
+            _Next.REQUEST_LINE: self._request_line,
+            _Next.FIELD: self._field,
+            _Next.CHUNK_SIZE: self._chunk_size,
+            _Next.CHUNK_END: self._chunk_end,
+            _Next.TRAILER: self._trailer,
         }
 
     def passed(self, data: bytes) -> bytes:
@@ -81,7 +81,7 @@ class Framing:
             if lines == AT_ONCE:
                 self.has_more, self._line = True, data[at:]
                 return data[:at]
-            if self._part in (_Part.BODY, _Part.CHUNK):
+            if self._next in (_Next.BODY, _Next.CHUNK):
                 at += self._skip(len(data) - at)
                 continue
             end = data.find(b"\n", at) + 1
@@ -97,13 +97,13 @@ class Framing:
         skipped = min(self._left, most)
         self._left -= skipped
         if not self._left:
-            self._part = _Part.REQUEST_LINE if self._part is _Part.BODY else _Part.CHUNK_END
+            self._next = _Next.REQUEST_LINE if self._next is _Next.BODY else _Next.CHUNK_END
         return skipped
 
     def _unfinished(self, data: bytes, at: int) -> bytes:
         """Keeps the beginning of a line, and returns the bytes before it. h11 itself refuses a line that is too long,
         but not yet the beginning of a line that cannot be a request line."""
-        if self._part is _Part.REQUEST_LINE and not re.match(_TOKEN, data[at : at + 1]):
+        if self._next is _Next.REQUEST_LINE and not re.match(_TOKEN, data[at : at + 1]):
             self.fault = "bytes that cannot begin a request"
             return data[:at] + UNREADABLE
         if len(data) - at > LONGEST_LINE:
@@ -117,7 +117,7 @@ class Framing:
         text = line[:-2]
         if not line.endswith(b"\r\n") or b"\r" in text:
             return "a line that does not end with CR and LF, or has CR or LF inside"
-        return self._readers[self._part](text)
+        return self._readers[self._next](text)
 
     def _request_line(self, text: bytes) -> str | None:
         found = _REQUEST_LINE.fullmatch(text)
@@ -126,7 +126,7 @@ class Framing:
         self._version = found[1]
         self._lengths, self._codings = [], []
         self._fields = self._chunks = self._chunked = 0
-        self._part = _Part.FIELD
+        self._next = _Next.FIELD
         return None
 
     def _field(self, text: bytes) -> str | None:
@@ -147,12 +147,12 @@ class Framing:
 
     def _begin_body(self) -> str | None:
         if self._codings:
-            self._part = _Part.CHUNK_SIZE
+            self._next = _Next.CHUNK_SIZE
             return self._coding_fault()
         if len(self._lengths) > 1 or not all(map(_LENGTH.fullmatch, self._lengths)):
             return "a Content-Length that is given twice, or is not a number"
         self._left = int(self._lengths[0]) if self._lengths else 0
-        self._part = _Part.BODY if self._left else _Part.REQUEST_LINE
+        self._next = _Next.BODY if self._left else _Next.REQUEST_LINE
         return None
 
     def _coding_fault(self) -> str | None:
@@ -171,17 +171,17 @@ class Framing:
         self._chunked += self._left
         if self._left and self._chunks > _MOST_CHUNKS + self._chunked // _LEAST_CHUNK:
             return f"more than {_MOST_CHUNKS:,} chunks, of less than {_LEAST_CHUNK} bytes"
-        self._part = _Part.CHUNK if self._left else _Part.TRAILER
+        self._next = _Next.CHUNK if self._left else _Next.TRAILER
         self._fields = 0
         return None
 
     def _chunk_end(self, text: bytes) -> str | None:
-        self._part = _Part.CHUNK_SIZE
+        self._next = _Next.CHUNK_SIZE
         return "a chunk that is longer than its size" if text else None
 
     def _trailer(self, text: bytes) -> str | None:
         if not text:
-            self._part = _Part.REQUEST_LINE
+            self._next = _Next.REQUEST_LINE
             return None
         self._fields += 1
         if self._fields > _MOST_FIELDS:

@@ -119,7 +119,7 @@ class Connection(TCPServer):
         connection would count as open until they end."""
         try:
             await super()._read_data()
-        except trio.BrokenResourceError:  # raised by `_Turn`
+        except trio.BrokenResourceError:  # raised by `_NextRequest`
             await self.protocol.handle(Closed())
         self._tasks.beside.cancel()
         await self.idle_task.stop()
@@ -162,7 +162,7 @@ class _Protocol(H11Protocol):
 
     def __init__(self, client: trio.socket.SocketType, *args: Any) -> None:
         super().__init__(*args)
-        self.can_read = _Turn(client)
+        self.can_read = _NextRequest(client)
         self.connection = _Requests(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self.account = self.context.budget.account()
         self._framing = Framing()
@@ -332,7 +332,7 @@ class _Requests(h11.Connection):
         return h11.Data(data=b"".join(map(bytes, chunks)))
 
 
-class _Turn(EventWrapper):
+class _NextRequest(EventWrapper):
     """The event for which hypercorn waits if a client sends its next request before the present answer is complete. The
     connection is not read meanwhile, so the event itself checks whether the client has gone.
     """

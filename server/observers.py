@@ -9,14 +9,14 @@ from attrs import define, field
 
 from ..core.events import Event
 
-Listener = Callable[[str, Event], None]  # called with the model's name; must be fast and never raise
+OnEvent = Callable[[str, Event], None]  # called with the model's name; must be fast and never raise
 
 
 @define(eq=False)
 class Observers:
     """Passes the events of all engines on to ``listeners``."""
 
-    listeners: list[Listener] = field(factory=list)
+    listeners: list[OnEvent] = field(factory=list)
 
     def of(self, model: str) -> Callable[[Event], None]:
         """Returns the observer for the ``EngineConfig`` of ``model``."""

@@ -38,7 +38,7 @@ _ROOM_SECONDS = 30.0  # for which a request waits to have its images and audio d
 
 
 @define
-class Pace:
+class EndingPace:
     """The pace at which requests end, by the requests that ended in the last minute."""
 
     _ends: deque[float] = field(factory=lambda: deque(maxlen=1_000), init=False)
@@ -74,7 +74,7 @@ class Server:
     sockets: set[Callable[[], None]] = field(factory=set, init=False)  # one function to end each WebSocket
     stopping: bool = field(default=False, init=False)
     stop_called: trio.Event = field(factory=trio.Event, init=False)
-    pace: Pace = field(factory=Pace, init=False)
+    pace: EndingPace = field(factory=EndingPace, init=False)
     wrong_keys: WrongKeys = field(factory=WrongKeys, init=False)
     folders: tuple[str, ...] = field(init=False)  # their paths are hidden from clients
     refusals: Flood = field(factory=Flood, init=False)  # refused requests on which the log says more

@@ -110,7 +110,7 @@ def _reason(body: ChatRequest, reason: FinishReason, *, called: bool) -> Any:
 
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
     async with asked(request, body) as (engine, tools, query):
-        writer = _Writer(body, events, tools)
+        writer = _ChunkWriter(body, events, tools)
         usages, timings = await streams_together(engine, [as_query(query)], partial(writer.add, engine))
     usage = usage_of(usages, body.n or 1)
     exchange_of(request).ended(timings, tokens=usage.completion_tokens)
@@ -119,7 +119,7 @@ async def _streamed(request: Request, body: ChatRequest, events: Events) -> None
     await events.write(DONE, last=True)
 
 
-class _Writer:
+class _ChunkWriter:
     """Writes the events of one answer: copies of ``frame``, each with one choice."""
 
     def __init__(self, body: ChatRequest, events: Events, tools: Tools | None) -> None:

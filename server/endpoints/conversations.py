@@ -71,7 +71,7 @@ class _Reader:
             told["tool_calls"] = [call.model_dump(exclude=_UNUSED) for call in message.tool_calls]
         return told
 
-    async def _part(self, part: chat.Part, where: str) -> dict[str, Any]:
+    async def _part(self, part: chat.ContentPart, where: str) -> dict[str, Any]:
         match part:
             case chat.TextPart(text=text):
                 return {"type": "text", "text": text}

@@ -1,5 +1,5 @@
-"""The turns of a live session: the `Settings`, the `Backlog` of commands from the client, the `Client`, which receives
-events, and `Turns`, which passes audio to an engine and the text to the client."""
+"""The turns of a live session: the `LiveSettings`, the `Backlog` of commands from the client, the `LiveClient`, which
+receives events, and `Turns`, which passes audio to an engine and the text to the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,31 +33,28 @@ _OF_TURN = 6  # bytes of a sample's copies, as it came and as float32
 _PAUSE_SECONDS = 1.0  # of audio that is skipped after a failure of the engine
 
 Samples: TypeAlias = npt.NDArray[np.int16]
+Item = TypeVar("Item")
 
 
 @frozen(kw_only=True)
-class Settings:
+class LiveSettings:
     """The settings of a session. They are OpenAI's defaults until the client changes them."""
 
     format: bodies.Pcm | bodies.G711 = field(factory=bodies.Pcm)
-    model: str | None = None
-    language: str | None = None
-    prompt: str | None = None
-    keywords: tuple[str, ...] = ()
+    heard: bodies.LiveModel = field(factory=bodies.LiveModel)
     turns: bodies.TurnDetection | None = field(factory=bodies.TurnDetection)  # None: the client ends turns
     include: tuple[str, ...] = ()
 
-    def updated(self, session: bodies.Session) -> Settings:
+    def updated(self, session: bodies.Session) -> LiveSettings:
         """Returns these settings with the changes of ``session``."""
         given: dict[str, Any] = {}
-        said = session.audio.input if session.audio is not None else None
-        if said is not None and said.format is not None:
+        said = (session.audio and session.audio.input) or bodies.AudioInput()
+        if said.format is not None:
             given["format"] = said.format
-        if said is not None and said.transcription is not None:
-            heard = said.transcription
-            given.update(language=heard.language, prompt=heard.prompt, keywords=tuple(heard.keywords or ()))
-            given["model"] = heard.model or self.model
-        if said is not None and "turn_detection" in said.model_fields_set:
+        if said.transcription is not None:
+            model = said.transcription.model or self.heard.model
+            given["heard"] = said.transcription.model_copy(update={"model": model})
+        if "turn_detection" in said.model_fields_set:
             given["turns"] = said.turn_detection
         if session.include is not None:
             given["include"] = tuple(session.include)
@@ -68,12 +65,7 @@ class Settings:
         turns = self.turns
         told = {
             "format": self.format.model_dump(),
-            "transcription": {
-                "model": self.model,
-                "language": self.language,
-                "prompt": self.prompt,
-                "keywords": list(self.keywords) or None,
-            },
+            "transcription": {**self.heard.model_dump(exclude={"delay"}), "keywords": self.heard.keywords or None},
             "turn_detection": turns and {**turns.model_dump(exclude_unset=True), "type": turns.type},
             "noise_reduction": None,
         }
@@ -88,11 +80,12 @@ class Settings:
     @property
     def length(self) -> int:
         """The number of characters in the texts that the model reads before the audio."""
-        return sum(map(len, (self.prompt or "", *self.keywords)))
+        return sum(map(len, (self.heard.prompt or "", *(self.heard.keywords or ()))))
 
     def texts(self) -> dict[str, Any]:
         """Returns the arguments that `Engine.live` and `Engine.stream_transcription` share."""
-        return {"language": self.language, "initial_prompt": self.prompt, "hotwords": self.keywords or None}
+        heard = self.heard
+        return {"language": heard.language, "initial_prompt": heard.prompt, "hotwords": heard.keywords or None}
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments of `Engine.live`."""
@@ -102,7 +95,7 @@ class Settings:
 
 
 @frozen
-class Audio:
+class MoreAudio:
     """A command: more audio of the turn, at least one sample."""
 
     samples: Samples
@@ -114,10 +107,10 @@ class EndTurn:
     turns."""
 
     keep: bool
-    then: Settings | None = None
+    then: LiveSettings | None = None
 
 
-Command: TypeAlias = Audio | EndTurn
+Command: TypeAlias = MoreAudio | EndTurn
 
 
 class TooMuch(Exception):
@@ -125,22 +118,58 @@ class TooMuch(Exception):
 
 
 @define(eq=False)
-class Backlog:
-    """The commands that wait, in order. `put` never waits, since a reader that waits would not notice that the client
-    has gone.
+class _Counted(Generic[Item]):
+    """Items that wait, in order, and their memory. An item counts until `done`, or until the next one is taken. `put`
+    never waits.
 
     Args:
         account: the memory of the session.
     """
 
     account: Account = field(factory=unlimited)
-    _held: int = field(default=0, init=False)  # the sum of the sizes of the commands
-    _give: trio.MemorySendChannel[tuple[Command, int]] = field(init=False)
-    _take: trio.MemoryReceiveChannel[tuple[Command, int]] = field(init=False)
+    held: int = field(default=0, init=False)  # bytes
     is_closed: bool = field(default=False, init=False)
+    _taken: int = field(default=0, init=False)  # bytes of the item that was taken last
+    _give: trio.MemorySendChannel[tuple[Item, int]] = field(init=False)
+    _take: trio.MemoryReceiveChannel[tuple[Item, int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._give, self._take = trio.open_memory_channel(math.inf)
+
+    def put(self, item: Item, size: int) -> None:
+        """Adds an item of ``size`` bytes.
+
+        Raises:
+            Overloaded: the server has no memory for it.
+        """
+        self.account.take(size)
+        self.held += size
+        self._give.send_nowait((item, size))
+
+    async def take(self) -> Item | None:
+        """Returns the next item; ``None``: no more items will come."""
+        self.done()
+        try:
+            item, self._taken = await self._take.receive()
+        except trio.EndOfChannel:
+            return None
+        return item
+
+    def done(self) -> None:
+        """Notes that the item that was taken last is not needed any more."""
+        taken, self._taken = self._taken, 0
+        self.held -= taken
+        self.account.give(taken)
+
+    def close(self) -> None:
+        """Ends the items: no more can be added."""
+        self.is_closed = True
+        self._give.close()
+
+
+@define(eq=False)
+class Backlog(_Counted[Command]):
+    """The commands that wait. A reader that waits for room would not notice that the client has gone."""
 
     def put(self, command: Command, size: int) -> None:
         """Adds a command. ``size``: its number of samples, or of characters of its settings.
@@ -149,33 +178,16 @@ class Backlog:
             Overloaded: the server has no memory for it.
             TooMuch: with this command more than `MOST_SAMPLES` would wait.
         """
-        size += _OF_EVENT
-        if self._held + size > MOST_SAMPLES:
+        size = _OF_SAMPLE * (size + _OF_EVENT)
+        if self.held + size > _OF_SAMPLE * MOST_SAMPLES:
             raise TooMuch(
                 f"more than {MOST_SAMPLES:,} samples wait to be read; send audio no faster than the model reads it"
             )
-        self.account.take(_OF_SAMPLE * size)
-        self._held += size
-        self._give.send_nowait((command, size))
-
-    async def take(self) -> Command | None:
-        """Returns the next command; ``None``: no more commands will come."""
-        try:
-            command, size = await self._take.receive()
-        except trio.EndOfChannel:
-            return None
-        self._held -= size
-        self.account.give(_OF_SAMPLE * size)
-        return command
-
-    def close(self) -> None:
-        """Ends the commands: no more can be added."""
-        self.is_closed = True
-        self._give.close()
+        super().put(command, size)
 
 
 @define(eq=False)
-class Client:
+class LiveClient:
     """The client of a session, which receives events. Only the task of `write` sends. So the task that reads from the
     client never waits for the client to read.
     """
@@ -183,20 +195,18 @@ class Client:
     socket: WebSocket
     name: str
     account: Account = field(factory=unlimited)
-    _unread: int = field(default=0, init=False)
-    _room: trio.Event = field(factory=trio.Event, init=False)
     _end: tuple[int, str] | None = field(default=None, init=False)
-    _give: trio.MemorySendChannel[str] = field(init=False)
-    _take: trio.MemoryReceiveChannel[str] = field(init=False)
+    _unread: _Counted[str] = field(init=False)
+    _room: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._give, self._take = trio.open_memory_channel(math.inf)
+        self._unread = _Counted(self.account)
 
     async def tell(self, kind: str, **members: Any) -> None:
         """Sends an event. Waits while the client has too much unread."""
         await trio.lowlevel.checkpoint()
-        while self._unread > _MOST_UNREAD:
-            await self._room.wait()
+        while self._unread.held > _MOST_UNREAD:
+            await self._room.park()
         self._put(kind, members)
 
     def answer(self, kind: str, **members: Any) -> None:
@@ -205,7 +215,7 @@ class Client:
         Raises:
             TooMuch: the client has too much unread.
         """
-        if self._unread > _MOST_UNREAD:
+        if self._unread.held > _MOST_UNREAD:
             raise TooMuch(
                 f"more than {_MOST_UNREAD:,} characters of the server's events were not read; read the events"
             )
@@ -219,7 +229,7 @@ class Client:
             with suppress(Overloaded):  # then the code says it
                 self._put("error", {"error": {**last_words.as_object()["error"], "event_id": None}})
         self._end = code, reason
-        self._give.close()
+        self._unread.close()
 
     def explained(self, error: Exception) -> dict[str, Any]:
         """Returns ``error``, or the first error of a group, in OpenAI's shape. A fault of the server is logged."""
@@ -230,12 +240,10 @@ class Client:
 
     async def write(self) -> None:
         """Sends events until `end` is called, and then closes the connection."""
-        async for text in self._take:
+        while (text := await self._unread.take()) is not None:
             await self.socket.send({"type": "websocket.send", "text": text})
-            self._unread -= len(text)
-            self.account.give(len(text))
-            self._room.set()
-            self._room = trio.Event()
+            self._unread.done()
+            self._room.unpark_all()
         assert self._end is not None, "nobody but `end` closes the channel"
         await self.socket.close(*self._end)
 
@@ -244,9 +252,7 @@ class Client:
             return
         event = {"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **members}
         text = json.dumps(event, separators=(",", ":"), ensure_ascii=False)
-        self.account.take(len(text))
-        self._unread += len(text)
-        self._give.send_nowait(text)
+        self._unread.put(text, len(text))
 
 
 @define(eq=False)
@@ -254,8 +260,8 @@ class Turns:
     """Passes the client's audio to the engine, turn by turn, and sends the text to the client."""
 
     server: Server
-    client: Client
-    settings: Settings
+    client: LiveClient
+    settings: LiveSettings
     backlog: Backlog
     _now: Command | None = field(default=None, init=False)  # the latest command that was taken
     _taken: float = field(default=0.0, init=False)  # seconds of audio that were taken
@@ -270,7 +276,7 @@ class Turns:
         """Handles all commands. Returns when there are no more, and the text of all turns is sent."""
         await self._next()
         while self._now is not None:
-            if isinstance(self._now, Audio):
+            if isinstance(self._now, MoreAudio):
                 try:
                     await self._turn()
                 except Exception as error:  # noqa: BLE001  (the client gets it; the next turn may succeed)
@@ -281,7 +287,7 @@ class Turns:
 
     async def _next(self) -> None:
         self._now = await self.backlog.take()
-        if isinstance(self._now, Audio):
+        if isinstance(self._now, MoreAudio):
             self._taken += len(self._now.samples) / self.settings.format.rate
 
     @property
@@ -291,9 +297,9 @@ class Turns:
 
     async def _turn(self) -> None:
         """Transcribes the present audio and all audio that follows, until another command comes."""
-        assert isinstance(self._now, Audio), "a turn begins with audio"
+        assert isinstance(self._now, MoreAudio), "a turn begins with audio"
         self._before = self._taken - len(self._now.samples) / self.settings.format.rate
-        async with self.server.use(self.settings.model or "") as engine:
+        async with self.server.use(self.settings.heard.model or "") as engine:
             if self.settings.turns is None:
                 await self._collected(engine)
             else:
@@ -305,7 +311,7 @@ class Turns:
         session = engine.live(request_id=self.client.name, **self.settings.options())
         async with session as live, trio.open_nursery() as nursery:
             nursery.start_soon(self._tell, live)
-            while isinstance(self._now, Audio):
+            while isinstance(self._now, MoreAudio):
                 await live.feed(self._now.samples)
                 await self._next()
             if self._is_unwanted:
@@ -340,7 +346,7 @@ class Turns:
     async def _collected(self, engine: Engine) -> None:
         with self.server.budget.account() as account:
             collected = bytearray()  # not a list of pieces, each of which may be a single sample
-            while isinstance(self._now, Audio):
+            while isinstance(self._now, MoreAudio):
                 account.take((_OF_SAMPLE + _OF_TURN) * len(self._now.samples))
                 collected += self._now.samples.tobytes()
                 await self._next()
@@ -405,7 +411,7 @@ class Turns:
             )
         fails_alike = told["type"] == "invalid_request_error"
         until = self._taken + (math.inf if fails_alike or self.settings.turns is None else _PAUSE_SECONDS)
-        while isinstance(self._now, Audio) and self._taken <= until:
+        while isinstance(self._now, MoreAudio) and self._taken <= until:
             await self._next()
 
     def _forget(self) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    client -> `_Session` -> `Backlog` -> `Turns` -> engine -> events -> `Client.write` -> client
+    client -> `_Session` -> `Backlog` -> `Turns` -> engine -> events -> `LiveClient.write` -> client
               checks        bounded      one after another    bounded
 
 A session begins with the first audio. If the settings change, or the client ends a turn itself, the rest of the text of
@@ -26,7 +26,7 @@ from ..media import from_base64
 from ..problems import BadBody, Problem, problem_of
 from ..schemas import realtime as bodies
 from ..server import Server
-from .live_turns import MOST_SAMPLES, Audio, Backlog, Client, EndTurn, Samples, Settings, TooMuch, Turns
+from .live_turns import MOST_SAMPLES, Backlog, EndTurn, LiveClient, LiveSettings, MoreAudio, Samples, TooMuch, Turns
 
 _GOING_AWAY, _POLICY, _LATER = 1001, 1008, 1013  # RFC 6455, section 7.4.1, and IANA's registry
 _CLOSE_SECONDS = 5.0  # for the client's answer: an earlier close might lose the last events
@@ -42,9 +42,10 @@ async def listen(socket: WebSocket) -> None:
     """Serves one WebSocket to its end."""
     server: Server = socket.app.state.server
     models = tuple(server.engines.models)
-    settings = Settings(model=socket.query_params.get("model") or (models[0] if len(models) == 1 else None))
+    model = socket.query_params.get("model") or (models[0] if len(models) == 1 else None)
+    settings = LiveSettings(heard=bodies.LiveModel.model_construct(model=model))  # a turn says if it is none
     account = server.budget.account()
-    client, backlog = Client(socket, socket.scope["request_id"], account), Backlog(account)
+    client, backlog = LiveClient(socket, socket.scope["request_id"], account), Backlog(account)
     session = _Session(client, settings, backlog, Turns(server, client, settings, backlog))
 
     async def close_on_stop() -> None:
@@ -67,16 +68,16 @@ async def listen(socket: WebSocket) -> None:
 class _Session:
     """One client's session. It always reads from the client, and never waits for anything else."""
 
-    client: Client
-    settings: Settings
+    client: LiveClient
+    settings: LiveSettings
     backlog: Backlog
     turns: Turns
-    _decoder: Decoder = field(init=False)
+    _decoder: SampleDecoder = field(init=False)
     _turn: int = field(default=0, init=False)  # samples since the client last ended a turn
     _hears: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._decoder = Decoder(self.settings.format)
+        self._decoder = SampleDecoder(self.settings.format)
 
     async def read(self, whole_session: trio.CancelScope) -> None:
         """Reads until the client has gone, and then cancels ``whole_session``."""
@@ -151,7 +152,7 @@ class _Session:
             )
         samples = self._decoder.decode(data)
         if length:
-            self.backlog.put(Audio(samples), length)
+            self.backlog.put(MoreAudio(samples), length)
             self._turn += length
 
     def _update(self, session: bodies.Session, answer: str) -> None:
@@ -159,10 +160,10 @@ class _Session:
         self._end_turn(keep=True, then=self.settings)
         self.client.answer(answer, session=self.settings.told(self.client.name))
 
-    def _end_turn(self, *, keep: bool, then: Settings | None = None) -> None:
+    def _end_turn(self, *, keep: bool, then: LiveSettings | None = None) -> None:
         self.backlog.put(EndTurn(keep, then), 0 if then is None else then.length)
         self._turn = 0
-        self._decoder = Decoder(self.settings.format)
+        self._decoder = SampleDecoder(self.settings.format)
 
 
 def _event_of(text: str | None) -> Any:
@@ -196,7 +197,7 @@ def _id_of(text: str | None) -> str | None:
 
 
 @define(eq=False)
-class Decoder:
+class SampleDecoder:
     """Decodes bytes of one format to samples. A sample may be cut between two pieces of bytes."""
 
     format: bodies.Pcm | bodies.G711

@@ -66,10 +66,10 @@ async def _streamed(request: Request, body: ResponsesRequest, events: Events) ->
 
 async def _written(
     request: Request, body: ResponsesRequest, send: Callable[[ResponseEvent], Awaitable[None]]
-) -> _Writer:
+) -> _ItemWriter:
     """Lets the engine write the answer, and sends each event except the last. Returns the writer of the answer."""
     async with asked(request, body.as_chat) as (engine, tools, query):
-        writer = _Writer(body, None if tools is None else tools.reader())
+        writer = _ItemWriter(body, None if tools is None else tools.reader())
 
         async def add(_: int, delta: Delta) -> None:
             for event in writer.add(engine, delta):
@@ -86,7 +86,7 @@ async def _written(
 
 
 @define(eq=False)
-class _Writer:
+class _ItemWriter:
     """The items of one answer, and the events that build them up. An event is valid until the next one is made."""
 
     _body: ResponsesRequest

@@ -81,11 +81,11 @@ class Body(BaseModel):
         keep the input of a fault, and the text of the error would need the body once more."""
 
 
-class Answer(BaseModel):
+class AnswerBody(BaseModel):
     """A part of an answer. Members that are not set are left out."""
 
 
-class ErrorObject(Answer):
+class ErrorObject(AnswerBody):
     """The error that a request got in place of an answer."""
 
     message: str
@@ -94,7 +94,7 @@ class ErrorObject(Answer):
     code: str | None
 
 
-class ErrorAnswer(Answer):
+class ErrorAnswer(AnswerBody):
     """The answer to a request that failed."""
 
     error: ErrorObject
@@ -151,7 +151,7 @@ class SamplingBody(Ignored):
         return self
 
 
-class Usage(Answer):
+class Usage(AnswerBody):
     """Tokens of a request."""
 
     prompt_tokens: int

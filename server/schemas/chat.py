@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from .base import Answer, Body, Name, SamplingBody, Text, Unread, Usage, check_length, unused, up_to
+from .base import AnswerBody, Body, Name, SamplingBody, Text, Unread, Usage, check_length, unused, up_to
 from .weighing import check_object, check_texts
 
 MOST_MESSAGES = 4_096
@@ -66,7 +66,7 @@ class AudioUrlPart(Body):
     audio_url: AudioUrl
 
 
-Part = Annotated[TextPart | ImagePart | AudioPart | AudioUrlPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | ImagePart | AudioPart | AudioUrlPart, Field(discriminator="type")]
 
 
 def _as_text(arguments: Any) -> Any:
@@ -108,7 +108,7 @@ class ChatMessage(Body):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[Part], up_to(MOST_PARTS)] | None = None
+    content: Text | Annotated[list[ContentPart], up_to(MOST_PARTS)] | None = None
     name: Name | None = Field(None, description="Given to the chat template.")
     tool_calls: Annotated[list[ToolCall], up_to(MOST_TOOLS)] | None = None
     tool_call_id: Name | None = None
@@ -255,7 +255,7 @@ class ChatRequest(SamplingBody):
             check_object(name, found, _MOST_VALUES[name], _MOST_CHARACTERS)
 
 
-class TopLogprob(Answer):
+class TopLogprob(AnswerBody):
     """A token that was likely at its place. ``bytes`` are ``null`` where the token is a part of a character."""
 
     token: str
@@ -269,21 +269,21 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class Logprobs(Answer):
+class Logprobs(AnswerBody):
     """The tokens of an answer with their natural log-probabilities."""
 
     content: list[TokenLogprob] | None
     refusal: None = None
 
 
-class CalledFunction(Answer):
+class CalledFunction(AnswerBody):
     """The function that the model calls, and its arguments as JSON in a text."""
 
     name: str
     arguments: str
 
 
-class AnsweredCall(Answer):
+class AnsweredCall(AnswerBody):
     """A call of a tool that the model wants."""
 
     id: str
@@ -291,7 +291,7 @@ class AnsweredCall(Answer):
     function: CalledFunction
 
 
-class AnswerMessage(Answer):
+class AnswerMessage(AnswerBody):
     """The message of the model."""
 
     role: Literal["assistant"]
@@ -303,7 +303,7 @@ class AnswerMessage(Answer):
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ChatChoice(Answer):
+class ChatChoice(AnswerBody):
     """One of the answers."""
 
     index: int
@@ -312,7 +312,7 @@ class ChatChoice(Answer):
     finish_reason: FinishReason
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(AnswerBody):
     """The answer of ``/v1/chat/completions``."""
 
     id: str
@@ -324,14 +324,14 @@ class ChatAnswer(Answer):
     system_fingerprint: str | None = None
 
 
-class FunctionDelta(Answer):
+class FunctionDelta(AnswerBody):
     """More of a function's call."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class CallDelta(Answer):
+class CallDelta(AnswerBody):
     """More of a tool's call."""
 
     index: int
@@ -340,7 +340,7 @@ class CallDelta(Answer):
     function: FunctionDelta | None = None
 
 
-class MessageDelta(Answer):
+class MessageDelta(AnswerBody):
     """More of the message of the model."""
 
     role: Literal["assistant"] | None = None
@@ -348,7 +348,7 @@ class MessageDelta(Answer):
     tool_calls: list[CallDelta] | None = None
 
 
-class ChunkChoice(Answer):
+class ChunkChoice(AnswerBody):
     """More of one of the answers."""
 
     index: int
@@ -357,7 +357,7 @@ class ChunkChoice(Answer):
     finish_reason: FinishReason | None = None
 
 
-class ChatChunk(Answer):
+class ChatChunk(AnswerBody):
     """One event of a stream."""
 
     id: str

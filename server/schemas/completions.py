@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Answer, SamplingBody, Text, Usage, check_length, up_to
+from .base import AnswerBody, SamplingBody, Text, Usage, check_length, up_to
 from .weighing import MOST_VALUES
 
 TokenIds = Annotated[
@@ -50,7 +50,7 @@ class CompletionRequest(SamplingBody):
         return [tokens] if tokens else [one for one in prompt if not isinstance(one, int)]
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(AnswerBody):
     """The tokens of an answer with their natural log-probabilities."""
 
     tokens: list[str]
@@ -59,7 +59,7 @@ class CompletionLogprobs(Answer):
     text_offset: list[int]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(AnswerBody):
     """One of the answers, or more of it."""
 
     index: int
@@ -68,7 +68,7 @@ class CompletionChoice(Answer):
     finish_reason: Literal["stop", "length"] | None
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(AnswerBody):
     """The answer of ``/v1/completions``, whole or as one event."""
 
     id: str

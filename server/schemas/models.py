@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.residency import ModelState
-from .base import Answer
+from .base import AnswerBody
 
 
-class Model(Answer):
+class Model(AnswerBody):
     """A model that is served. ``state`` says whether it is loaded; the first request loads it. ``max_model_len``: the
     most positions of a prompt and its answer together; null until the model is loaded."""
 
@@ -22,14 +22,14 @@ class Model(Answer):
     max_model_len: int | None
 
 
-class ModelList(Answer):
+class ModelList(AnswerBody):
     """The answer of ``/v1/models``."""
 
     object: Literal["list"]
     data: list[Model]
 
 
-class Health(Answer):
+class Health(AnswerBody):
     """The answer of ``/health``. ``live``: the process answers. ``ready``: requests are taken. ``draining``: the server
     is stopping. ``sleeping``: those of the loaded models that sleep. A server with keys gives the names to requests
     with a key alone."""

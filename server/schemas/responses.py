@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from . import chat
-from .base import Answer, Body, Name, SamplingBody, Text, Unread, only, unused, up_to
+from .base import AnswerBody, Body, Name, SamplingBody, Text, Unread, only, unused, up_to
 
 _READ_BY_THE_CLIENT = "a member of answers, which clients send back"
 _NOTHING_IS_STORED = "nothing is stored; leave it out, and send the whole conversation as input"
@@ -276,7 +276,7 @@ def _part(part: InputText | InputImage | InputAudio) -> chat.TextPart | chat.Ima
     return chat.TextPart(type="text", text=part.text)
 
 
-class OutputText(Answer):
+class OutputText(AnswerBody):
     """Text that the model has written."""
 
     type: Literal["output_text"]
@@ -285,7 +285,7 @@ class OutputText(Answer):
     logprobs: list[chat.TokenLogprob]
 
 
-class OutputMessage(Answer):
+class OutputMessage(AnswerBody):
     """A message of the model."""
 
     type: Literal["message"]
@@ -295,7 +295,7 @@ class OutputMessage(Answer):
     content: list[OutputText]
 
 
-class OutputCall(Answer):
+class OutputCall(AnswerBody):
     """A function that the model calls, and its arguments as JSON in a text."""
 
     type: Literal["function_call"]
@@ -306,20 +306,20 @@ class OutputCall(Answer):
     status: Literal["in_progress", "completed", "incomplete"]
 
 
-class InputDetails(Answer):
+class InputDetails(AnswerBody):
     """Tokens of the prompt, by kind. Cached tokens are not counted apart."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputDetails(Answer):
+class OutputDetails(AnswerBody):
     """Tokens of the answer, by kind. Reasoning is a part of the text here."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(AnswerBody):
     """Tokens of a response."""
 
     input_tokens: int
@@ -329,20 +329,20 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class InputTokens(Answer):
+class InputTokens(AnswerBody):
     """The answer of ``/v1/responses/input_tokens``."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class Incomplete(Answer):
+class Incomplete(AnswerBody):
     """The reason for an incomplete response."""
 
     reason: Literal["max_output_tokens"]
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(AnswerBody):
     """The answer of ``/v1/responses``."""
 
     id: str
@@ -367,7 +367,7 @@ class ResponseAnswer(Answer):
     usage: ResponseUsage | None
 
 
-class ResponseEvent(Answer):
+class ResponseEvent(AnswerBody):
     """One event of a stream. ``type`` says which members it has; the names are OpenAI's."""
 
     type: str

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .base import Answer, Body, Name, Share, Short, Text, up_to
+from .base import AnswerBody, Body, Name, Share, Short, Text, up_to
 
 Words = Text | Annotated[list[Text], up_to(128)]
 Least = Annotated[int | None, Field(ge=1, le=100_000)]
@@ -126,14 +126,14 @@ class TranslationForm(SpeechForm):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
 
 
-class DurationUsage(Answer):
+class DurationUsage(AnswerBody):
     """The seconds of audio that were read."""
 
     type: Literal["duration"]
     seconds: float
 
 
-class SpeechLogprob(Answer):
+class SpeechLogprob(AnswerBody):
     """A token of the text with its natural log-probability. ``bytes`` are left out where the token is a part of a
     character."""
 
@@ -142,13 +142,13 @@ class SpeechLogprob(Answer):
     bytes: list[int] | None = None
 
 
-class SpokenLanguage(Answer):
+class SpokenLanguage(AnswerBody):
     """A language by its code."""
 
     code: str
 
 
-class TranscriptionAnswer(Answer):
+class TranscriptionAnswer(AnswerBody):
     """The format json. ``languages`` has the languages that are spoken, or none where nobody speaks; translations have
     no such member. ``warnings`` is left out where there are none."""
 
@@ -159,7 +159,7 @@ class TranscriptionAnswer(Answer):
     warnings: list[str] | None = None
 
 
-class VerboseSegment(Answer):
+class VerboseSegment(AnswerBody):
     """A segment in verbose_json. Times in seconds."""
 
     id: int
@@ -176,7 +176,7 @@ class VerboseSegment(Answer):
     language: str | None = None
 
 
-class VerboseWord(Answer):
+class VerboseWord(AnswerBody):
     """A word in verbose_json. Times in seconds."""
 
     word: str
@@ -185,7 +185,7 @@ class VerboseWord(Answer):
     speaker: str | None = None
 
 
-class VerboseAnswer(Answer):
+class VerboseAnswer(AnswerBody):
     """The format verbose_json. ``language`` is the English name of the text's language: in a transcription that of the
     speech, empty if it is not known; in a translation english.
     """
@@ -200,7 +200,7 @@ class VerboseAnswer(Answer):
     warnings: list[str] | None = None
 
 
-class DiarizedSegment(Answer):
+class DiarizedSegment(AnswerBody):
     """A segment in diarized_json, and an event of its stream. Times in seconds."""
 
     type: Literal["transcript.text.segment"]
@@ -212,7 +212,7 @@ class DiarizedSegment(Answer):
     language: str | None = None
 
 
-class DiarizedAnswer(Answer):
+class DiarizedAnswer(AnswerBody):
     """The format diarized_json: who says what."""
 
     task: Literal["transcribe"]
@@ -223,7 +223,7 @@ class DiarizedAnswer(Answer):
     warnings: list[str] | None = None
 
 
-class TextDelta(Answer):
+class TextDelta(AnswerBody):
     """An event of a stream: more text. With ``timestamp_granularities`` it has its times in seconds, with
     ``multilingual`` the code of its language."""
 
@@ -236,7 +236,7 @@ class TextDelta(Answer):
     logprobs: list[SpeechLogprob] | None = None
 
 
-class TextDone(Answer):
+class TextDone(AnswerBody):
     """The last event of a stream: the whole text. It has no usage, since OpenAI's counts tokens of audio, and there are
     none here.
     """

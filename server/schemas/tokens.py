@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from . import chat
-from .base import Answer, Body, Name, Text, up_to
+from .base import AnswerBody, Body, Name, Text, up_to
 
 
 class TokenizeRequest(Body):
@@ -49,7 +49,7 @@ class TokenizeRequest(Body):
         )
 
 
-class TokenizeAnswer(Answer):
+class TokenizeAnswer(AnswerBody):
     """The tokens, as the model reads them: with those that its tokenizer, its chat template and images add."""
 
     count: int
@@ -65,13 +65,13 @@ class DetokenizeRequest(Body):
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(262_144)]
 
 
-class DetokenizeAnswer(Answer):
+class DetokenizeAnswer(AnswerBody):
     """The text of tokens."""
 
     prompt: str
 
 
-class Version(Answer):
+class Version(AnswerBody):
     """The version of the server."""
 
     version: str

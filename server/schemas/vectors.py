@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from .base import Answer, Body, Ignored, Name, Text, check_length, up_to
+from .base import AnswerBody, Body, Ignored, Name, Text, check_length, up_to
 
 Texts = Annotated[list[Text], up_to(2_048, 1)]
 Level = Annotated[int, Field(ge=-100, le=100, description="Smaller numbers run first.")]
@@ -45,7 +45,7 @@ class EmbeddingRequest(_TextsRequest, Ignored):
         return given
 
 
-class Embedding(Answer):
+class Embedding(AnswerBody):
     """One vector; in base64 its numbers are float32, little-endian."""
 
     object: Literal["embedding"]
@@ -53,14 +53,14 @@ class Embedding(Answer):
     embedding: list[float] | str
 
 
-class PromptUsage(Answer):
+class PromptUsage(AnswerBody):
     """Tokens of a request that is only read."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingAnswer(Answer):
+class EmbeddingAnswer(AnswerBody):
     """The answer of ``/v1/embeddings``."""
 
     object: Literal["list"]
@@ -95,13 +95,13 @@ class RerankRequest(Body):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class RankedDocument(Answer):
+class RankedDocument(AnswerBody):
     """A document's text."""
 
     text: str
 
 
-class Ranked(Answer):
+class Ranked(AnswerBody):
     """A document's place among those that were given, and how well it answers: 0 to 1, the logistic function of the
     model's score."""
 
@@ -110,7 +110,7 @@ class Ranked(Answer):
     document: RankedDocument | None = None
 
 
-class RerankAnswer(Answer):
+class RerankAnswer(AnswerBody):
     """The answer of ``/v1/rerank``, the best document first."""
 
     id: str
@@ -123,7 +123,7 @@ class ClassifyRequest(_TextsRequest):
     """Texts to classify."""
 
 
-class Classified(Answer):
+class Classified(AnswerBody):
     """The likeliest label of one text, and the probability of each."""
 
     index: int
@@ -131,7 +131,7 @@ class Classified(Answer):
     probabilities: dict[str, float]
 
 
-class ClassifyAnswer(Answer):
+class ClassifyAnswer(AnswerBody):
     """The answer of ``/v1/classify``."""
 
     id: str

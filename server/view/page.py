@@ -48,7 +48,7 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 @frozen
-class Page:
+class HtmlPage:
     """The page and its policy.
 
     Args:
@@ -60,12 +60,12 @@ class Page:
     policy: str
 
 
-def read_page() -> Page:
+def read_page() -> HtmlPage:
     """Reads the page from its files."""
     style = _read("page.css")
     script = "\n".join(plain(_read(name)) for name in SCRIPTS)
     html = _read("page.html").replace("/* style */", style).replace("/* script */", script)
-    return Page(html, _policy(style, script))
+    return HtmlPage(html, _policy(style, script))
 
 
 def plain(script: str) -> str:

@@ -10,7 +10,7 @@ from triolet.core.errors import InvalidRequest
 from triolet.server.manners.keys import Keys, presented_key
 from triolet.server.manners.limits import RateLimit
 from triolet.server.manners.origins import host_fault, origin_fault
-from triolet.server.server import Pace
+from triolet.server.server import EndingPace
 from triolet.server.settings import ServerSettings
 
 
@@ -145,7 +145,7 @@ def test_keys_are_a_list() -> None:
 
 
 def test_who_is_sent_away_hears_when_a_request_will_end() -> None:
-    pace = Pace()
+    pace = EndingPace()
     assert pace.seconds_to_wait(0.0) == 1
     for end in (100.0, 103.0, 106.0):
         pace.one_ended(end)

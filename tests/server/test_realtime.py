@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,10 +147,31 @@ async def test_a_session_in_the_older_shape_is_that_of_today(autojump_clock: Any
         assert talk.engine.prompts == ["Ada"]
 
 
+async def test_an_event_larger_than_all_that_may_be_unread_stops_no_event_after_it(autojump_clock: Any) -> None:
+    sent: list[int] = []
+
+    async def send(message: Any) -> None:
+        await trio.sleep(1)
+        sent.append(len(message["text"]))
+
+    async def close(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    socket: Any = SimpleNamespace(send=send, close=close)
+    client = live_turns.LiveClient(socket, "live")
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.write)
+            for size in (live_turns._MOST_UNREAD, 1, 1):
+                await client.tell("spoken", text="x" * size)
+            client.end(1000, "")
+    assert len(sent) == 3
+
+
 @pytest.mark.parametrize("turns", [None, SERVER])
 async def test_keywords_are_the_hotwords_of_each_turn_until_they_change(autojump_clock: Any, turns: Any) -> None:
     async with talking() as talk:
-        for change in ({"keywords": ["Åsa", "Ödön"]}, {}, {"keywords": ["Yo"] * 129}):
+        for change in ({"keywords": ["Åsa", "Ödön"]}, {"keywords": []}, {"keywords": ["Yo"] * 129}):
             talk.update(turns, model="whisper", **change)
             talk.append(10)
             talk.commit()
@@ -159,7 +181,7 @@ async def test_keywords_are_the_hotwords_of_each_turn_until_they_change(autojump
             ["Åsa", "Ödön"],
             None,
         ]
-        assert talk.engine.hotwords == [("Åsa", "Ödön"), None, None]
+        assert talk.engine.hotwords == [["Åsa", "Ödön"], None, None]
         assert "keywords" in (await errors(talk))[0]
 
 
