@@ -58,14 +58,13 @@ class Framing:
         self._chunks = 0
         self._chunked = 0  # bytes of these chunks
         self._version = b""
-        self._lengths: list[bytes] = []
-        self._codings: list[bytes] = []
+        self._told: dict[bytes, list[bytes]] = {}  # the values of the fields that say where a body ends
         self._readers: dict[_Next, Callable[[bytes], str | None]] = {
             _Next.REQUEST_LINE: self._request_line,
             _Next.FIELD: self._field,
             _Next.CHUNK_SIZE: self._chunk_size,
             _Next.CHUNK_END: self._chunk_end,
-            _Next.TRAILER: self._trailer,
+            _Next.TRAILER: self._field,
         }
 
     def passed(self, data: bytes) -> bytes:
@@ -124,43 +123,38 @@ class Framing:
         if found is None:
             return "a line that is not a request line of HTTP/1.1"
         self._version = found[1]
-        self._lengths, self._codings = [], []
+        self._told = {b"content-length": [], b"transfer-encoding": []}
         self._fields = self._chunks = self._chunked = 0
         self._next = _Next.FIELD
         return None
 
     def _field(self, text: bytes) -> str | None:
         if not text:
-            return self._begin_body()
+            return self._end_fields()
         found = _FIELD.fullmatch(text)
         if found is None:
             return "a line that is not a field, or continues the field before"
         self._fields += 1
         if self._fields > _MOST_FIELDS:
             return f"more than {_MOST_FIELDS} fields"
-        name, value = found[1].lower(), found[2].strip(b" \t")
-        if name == b"content-length":
-            self._lengths.append(value)
-        elif name == b"transfer-encoding":
-            self._codings.append(value.lower())
+        self._told.get(found[1].lower(), []).append(found[2].strip(b" \t").lower())
         return None
 
-    def _begin_body(self) -> str | None:
-        if self._codings:
+    def _end_fields(self) -> str | None:
+        """Finds what follows: the body, whose length the head says, or behind trailers the next request."""
+        lengths, codings = self._told.values() if self._next is _Next.FIELD else ([], [])
+        if codings:
             self._next = _Next.CHUNK_SIZE
-            return self._coding_fault()
-        if len(self._lengths) > 1 or not all(map(_LENGTH.fullmatch, self._lengths)):
+            if lengths:
+                return "both Content-Length and Transfer-Encoding"
+            if self._version != b"1":
+                return "Transfer-Encoding in HTTP/1.0"
+            return None if codings == [b"chunked"] else "a Transfer-Encoding that is not chunked"
+        if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
             return "a Content-Length that is given twice, or is not a number"
-        self._left = int(self._lengths[0]) if self._lengths else 0
+        self._left = int(lengths[0]) if lengths else 0
         self._next = _Next.BODY if self._left else _Next.REQUEST_LINE
         return None
-
-    def _coding_fault(self) -> str | None:
-        if self._lengths:
-            return "both Content-Length and Transfer-Encoding"
-        if self._version != b"1":
-            return "Transfer-Encoding in HTTP/1.0"
-        return None if self._codings == [b"chunked"] else "a Transfer-Encoding that is not chunked"
 
     def _chunk_size(self, text: bytes) -> str | None:
         found = _CHUNK_SIZE.fullmatch(text)
@@ -178,12 +172,3 @@ class Framing:
     def _chunk_end(self, text: bytes) -> str | None:
         self._next = _Next.CHUNK_SIZE
         return "a chunk that is longer than its size" if text else None
-
-    def _trailer(self, text: bytes) -> str | None:
-        if not text:
-            self._next = _Next.REQUEST_LINE
-            return None
-        self._fields += 1
-        if self._fields > _MOST_FIELDS:
-            return f"more than {_MOST_FIELDS} fields"
-        return None if _FIELD.fullmatch(text) else "a line that is not a field, or continues the field before"

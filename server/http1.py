@@ -198,7 +198,10 @@ class _Protocol(H11Protocol):
         while isinstance(self.connection, h11.Connection):
             if self.keep_alive_requests or not data.startswith(_HEALTH):
                 await self.context.turn(first=not self.keep_alive_requests)
-            passed = self._passed(data)
+            known = self._framing.fault
+            passed = self._framing.passed(data)
+            if self._framing.fault is not None and known is None:
+                self.context.refused(self._framing.fault)
             if passed:  # no bytes would mean the end of the client
                 await super().handle(RawData(data=passed))
             data = b""
@@ -249,13 +252,6 @@ class _Protocol(H11Protocol):
         self._gave_up = True
         self.account.give(self.account.held)
         await stream._send_wsproto_event(CloseConnection(code=code, reason=why))
-
-    def _passed(self, data: bytes) -> bytes:
-        known = self._framing.fault
-        passed = self._framing.passed(data)
-        if self._framing.fault is not None and known is None:
-            self.context.refused(self._framing.fault)
-        return passed
 
     def _is_opening(self) -> bool:
         """True if the client has asked for a WebSocket and has no answer yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -60,49 +60,43 @@ async def _drain(server: Server, listener: Listener) -> None:
 async def until_told(server: Server, listener: Listener, *, preload: bool) -> int:
     """Loads all models if ``preload`` is true, and serves until SIGTERM or SIGINT. Returns the exit status: 0 after a
     complete drain; 128 plus the number of the signal if it came while models were loaded, or if it was a second signal,
-    which cuts the drain short."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        if preload and (number := await _loads(server, signals)):
-            return 128 + number
-        second = await _serves(server, listener, signals)
-    return 128 + second if second else 0
-
-
-async def _loads(server: Server, signals: AsyncIterator[int]) -> int:
-    """Loads all models. Returns the number of a signal that came before the end, or 0.
+    which cuts the drain short.
 
     Raises:
         TrioletError: a model cannot be loaded.
     """
+
+    async def load(listen: Callable[[], None]) -> None:
+        listen()
+        for name in server.engines.models:
+            await server.engines.load(name)
+
+    async def serve(listen: Callable[[], None]) -> None:
+        async with serving(server, listener) as address:
+            _log.info("serving %s at %s", ", ".join(server.engines.models), address)
+            first = signal.Signals(await anext(signals)).name
+            _log.info("%s: stopping; running requests have %g s", first, server.settings.drain_seconds)
+            listen()
+
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        number = await _cut_short(signals, load) if preload else 0
+        if number:
+            _log.info("%s: stopped before all models were loaded", signal.Signals(number).name)
+        number = number or await _cut_short(signals, serve)
+    return 128 + number if number else 0
+
+
+async def _cut_short(signals: AsyncIterator[int], work: Callable[[Callable[[], None]], Awaitable[None]]) -> int:
+    """Runs ``work``. Returns the number of the signal that has cut it short, or 0. A signal cuts it short from when
+    ``work`` calls the function that it gets."""
     number = 0
 
     async def abort() -> None:
         nonlocal number
         number = await anext(signals)
-        _log.info("%s: stopping before all models are loaded", signal.Signals(number).name)
         scope.cancel()
 
     with trio.CancelScope() as scope:
         async with background() as start:
-            start(abort)
-            for name in server.engines.models:
-                await server.engines.load(name)
+            await work(lambda: start(abort))
     return number
-
-
-async def _serves(server: Server, listener: Listener, signals: AsyncIterator[int]) -> int:
-    """Serves until the first signal, and drains. Returns the number of a second signal, or 0."""
-    second = 0
-
-    async def abort() -> None:
-        nonlocal second
-        second = await anext(signals)
-        scope.cancel()
-
-    with trio.CancelScope() as scope:
-        async with background() as start, serving(server, listener) as address:
-            _log.info("serving %s at %s", ", ".join(server.engines.models), address)
-            first = signal.Signals(await anext(signals)).name
-            _log.info("%s: stopping; running requests have %g s", first, server.settings.drain_seconds)
-            start(abort)
-    return second

@@ -62,8 +62,10 @@ class Weighing:
             self._read()
 
     def end(self) -> None:
-        """Counts the rest of the body, which is complete now. Raises as `add` does."""
+        """Counts the rest of the body, which is complete now. Raises as `add` does. Another body may follow."""
         self._read()
+        self._unread.clear()
+        self._within = False
 
     def check(self) -> None:
         """Raises `RequestTooLarge` if the body has more than is allowed."""
@@ -124,12 +126,8 @@ def check_texts(name: str, texts: Iterable[str]) -> None:
     """
     whole = Weighing(name)
     for text in texts:
-        one = Weighing(name)
-        one.add(text.encode())
-        one.end()
-        whole.values += one.values
-        whole.beside += one.beside
-        whole.check()
+        whole.add(text.encode())
+        whole.end()
 
 
 def check_object(name: str, found: Any, most_values: int, most_characters: int) -> None:

@@ -1,8 +1,8 @@
 """The page at ``/``: one HTML file, put together from the files in ``page/``.
 
 The scripts there are modules that import each other, for editors and for tests. Here their imports and exports are
-removed, and they are joined into one module. The page's policy allows only this script and this style, by their hashes,
-and nothing from elsewhere.
+removed, and they are joined into one module, each behind those that it imports. The page's policy allows only this
+script and this style, by their hashes, and nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -14,27 +14,6 @@ from importlib.resources import files
 
 from attrs import frozen
 
-SCRIPTS = (
-    "dom.js",
-    "format.js",
-    "markdown.js",
-    "event_reader.js",
-    "api.js",
-    "world.js",
-    "lanes.js",
-    "paint.js",
-    "timeline.js",
-    "bytes_chart.js",
-    "figures.js",
-    "models.js",
-    "microphone.js",
-    "speech.js",
-    "chat.js",
-    "live.js",
-    "main.js",
-)
-"""The scripts in the order in which the page has them: a script imports only earlier ones."""
-
 HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -43,6 +22,7 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=(self)",
 }
 
+_IMPORTED = re.compile(r'^import [^;]*? from "\./(.*?)";', re.MULTILINE)
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -63,9 +43,24 @@ class HtmlPage:
 def read_page() -> HtmlPage:
     """Reads the page from its files."""
     style = _read("page.css")
-    script = "\n".join(plain(_read(name)) for name in SCRIPTS)
+    script = "\n".join(map(plain, scripts().values()))
     html = _read("page.html").replace("/* style */", style).replace("/* script */", script)
     return HtmlPage(html, _policy(style, script))
+
+
+def scripts() -> dict[str, str]:
+    """Returns the text of each script by its name, behind those that it imports."""
+    found: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        text = _read(name)
+        for imported in _IMPORTED.findall(text):
+            if imported not in found:
+                add(imported)
+        found[name] = text
+
+    add("main.js")
+    return found
 
 
 def plain(script: str) -> str:

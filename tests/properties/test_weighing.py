@@ -129,6 +129,8 @@ def test_texts_of_json_have_a_bound_together() -> None:
     check_texts("arguments", [one])
     with pytest.raises(RequestTooLarge, match="arguments has more than 262,144 values"):
         check_texts("arguments", [one, one])
+    with pytest.raises(RequestTooLarge, match="arguments has more than 262,144 values"):
+        check_texts("arguments", ['["and no end', one, one])
 
 
 @pytest.mark.parametrize(

@@ -121,5 +121,5 @@ def test_a_signal_while_models_are_loaded_gives_them_up_in_order(tmp_path: Path)
         status, log = process.end()
     assert status == 143, log
     assert "given up\n" in log
-    assert "stopping before all models are loaded" in log
+    assert "stopped before all models were loaded" in log
     assert "Traceback" not in log
