@@ -76,13 +76,12 @@ def client(*script: tuple[float, dict[str, Any]], **given: Any) -> Client:
 
 
 async def test_a_client_that_goes_away_cancels_the_work_whatever_it_waits_for(autojump_clock: Any) -> None:
+    """And files of the request are closed."""
     asks, ended = client((0, part()), (3, GONE)), []
 
-    async def work(*_: Any) -> None:
-        try:
-            await trio.sleep(100)
-        finally:
-            ended.append(trio.current_time())
+    async def work(scope: Any, *_: Any) -> None:
+        scope["exchange"].closing.callback(lambda: ended.append(trio.current_time()))
+        await trio.sleep(100)
 
     began = trio.current_time()
     exchange = await asks.ask(work)
@@ -177,47 +176,23 @@ async def refuse_or_read(scope: Any, receive: Any, send: Any) -> None:
         await problem_answer(problem_of(error))(scope, receive, send)
 
 
-async def test_a_request_that_says_that_it_is_too_large_is_refused_at_once(autojump_clock: Any) -> None:
+@pytest.mark.parametrize(("last", "left"), [(part(b"x" * 10), "all of it is read"), (GONE, "or the client leaves")])
+async def test_a_request_that_says_that_it_is_too_large_is_refused_at_once(
+    autojump_clock: Any, last: dict[str, Any], left: str
+) -> None:
     """And what still comes is read before the connection is closed, so that the client hears the answer."""
-    asks = client((0, part(b"x" * 10, more=True)), (2, part(b"x" * 10)), headers=[(b"content-length", b"20")])
+    asks = client((0, part(b"x" * 10, more=True)), (2, last), headers=[(b"content-length", b"20")])
     began = trio.current_time()
     await asks.ask(refuse_or_read, max_body_bytes=15)
     assert asks.status == 413
-    assert trio.current_time() == pytest.approx(began + 2)
+    assert trio.current_time() == pytest.approx(began + 2), left
     assert not asks.script
-    leaves = client((0, part(b"x" * 10, more=True)), (2, GONE), headers=[(b"content-length", b"20")])
-    await leaves.ask(refuse_or_read, max_body_bytes=15)
-    assert leaves.status == 413, "it was told before it left"
 
 
-async def test_a_request_that_grows_too_large_is_refused(autojump_clock: Any) -> None:
-    asks = client(*[(0, part(b"x" * 10, more=True))] * 3, (0, part()))
-    await asks.ask(refuse_or_read, max_body_bytes=25)
-    assert asks.status == 413
-
-
-async def test_the_rest_of_a_refused_request_is_not_awaited_for_ever(autojump_clock: Any) -> None:
-    asks = client((0, part(b"x" * 100, more=True)), *[(time, part(b"x", more=True)) for time in range(1, 500, 5)])
+async def test_a_request_that_grows_too_large_is_refused_and_its_rest_not_awaited_for_ever(autojump_clock: Any) -> None:
+    asks = client(*[(0, part(b"x" * 10, more=True))] * 3, *[(time, part(b"x", more=True)) for time in range(1, 500, 5)])
     began = trio.current_time()
     exchange = await asks.ask(refuse_or_read, max_body_bytes=25)
     assert asks.status == 413
     assert trio.current_time() - began <= 10
     assert exchange.account.held == 0, "what is dropped needs no room"
-
-
-async def test_a_client_that_is_refused_and_leaves_is_let_go(autojump_clock: Any) -> None:
-    asks = client((0, part(b"x" * 100, more=True)), (1, GONE))
-    began = trio.current_time()
-    await asks.ask(refuse_or_read, max_body_bytes=25)
-    assert trio.current_time() == pytest.approx(began + 1)
-
-
-async def test_files_of_a_request_are_closed_however_it_ends(autojump_clock: Any) -> None:
-    closed: list[str] = []
-
-    async def work(scope: Any, *_: Any) -> None:
-        scope["exchange"].closing.callback(closed.append, "file")
-        await trio.sleep(100)
-
-    await client((0, part()), (1, GONE)).ask(work)
-    assert closed == ["file"]

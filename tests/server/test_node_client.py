@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from triolet import Transcript
-
 from .served import PATIENCE, Served
 
 FOLDER = Path(__file__).with_name("node")
@@ -29,68 +27,29 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("images") / "noise.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 48, 3), dtype=np.uint8)).save(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def found(service: Served, speech: Path, image: Path) -> dict[str, dict[str, Any]]:
+def found(service: Served, speech: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What came of each call of calls.mjs."""
+    image = tmp_path_factory.mktemp("images") / "noise.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 48, 3), dtype=np.uint8)).save(image)
     command = [NODE, str(FOLDER / "calls.mjs"), service.url, str(speech), str(image)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
 
-@pytest.fixture(scope="module")
-def answers(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {name: one["answer"] for name, one in found.items() if "answer" in one}
-
-
-@pytest.fixture(scope="module")
-def transcript(service: Served, speech: Path) -> Transcript:
-    return service.engine("whisper", lambda engine: engine.transcribe(speech))
-
-
-def completed(service: Served, model: str = "llama", **query: Any) -> Any:
-    return service.engine(model, lambda engine: engine.generate(**query))
-
-
-def texts(answer: dict[str, Any]) -> list[str]:
-    return [choice["message"]["content"] for choice in answer["choices"]]
-
-
-def test_each_call_that_can_work_works(found):
+def test_each_call_that_can_work_gets_what_the_engine_gives(service, speech, found):
     failed = {name for name, one in found.items() if "error" in one}
     assert failed == {"no_model", "no_such_member", "no_text", "no_audio", "no_tokens", "impatient"}
-
-
-def test_conversations_get_the_text_of_the_engine(service, answers):
-    expected = completed(service, messages=QUESTION, **GREEDY).text
-    assert texts(answers["chat"]) == [expected]
-    assert answers["chat_helper"] == expected
-    several = completed(service, messages=QUESTION, n=2, seed=7, temperature=1.0, max_tokens=8)
-    assert texts(answers["chat_n"]) == [several.text, several.alternatives[0].text]
-
-
-def test_structured_answers_are_parsed(answers):
+    answers = {name: one["answer"] for name, one in found.items() if name not in failed}
+    text = service.engine("llama", lambda engine: engine.generate(messages=QUESTION, **GREEDY)).text
+    assert [choice["message"]["content"] for choice in answers["chat"]["choices"]] == [text]
+    assert answers["chat_helper"] == text
     assert answers["json_object"] == "object"
     assert answers["parse"]["colour"] in ("red", "green")
-
-
-def test_a_tool_is_called_and_its_result_goes_back(answers):
-    assert answers["tool"]["name"] == "paint"
     assert answers["tool"]["parsed_arguments"]["colour"] in ("red", "green")
-
-
-def test_a_transcription_is_streamed(answers, transcript):
     *deltas, done = answers["transcription_stream"]
+    transcript = service.engine("whisper", lambda engine: engine.transcribe(speech))
     assert "".join(one["delta"] for one in deltas) == done["text"] == transcript.text
-
-
-def test_a_request_keeps_its_name(answers):
     assert answers["request_id"] == ["mine", "mine", "mine"]
 
 
