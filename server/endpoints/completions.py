@@ -89,7 +89,7 @@ async def _streamed(request: Request, body: CompletionRequest, events: Events) -
         if not echoes:  # the first delta: all prompts are valid
             echoes.extend(await _echoes(engine, body))
         echo = "" if index in offsets else echoes[index // n]
-        offset = offsets.setdefault(index, len(echo))
+        offset = offsets.setdefault(index, 0)  # no logprobs with an echo
         offsets[index] += len(delta.text)
         if delta.text or echo or delta.finish_reason or (body.logprobs is not None and delta.token_ids):
             choice = _choice(engine, body, index, delta, echo, offset)

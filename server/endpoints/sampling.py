@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -68,14 +69,16 @@ def chat_logprobs(known: TokenBytes, part: Completion | Delta) -> chat.Logprobs:
 def completion_logprobs(
     known: TokenBytes, part: Completion | Delta, *, offset: int = 0
 ) -> completions.CompletionLogprobs:
-    """Returns the tokens of ``part`` with their log-probabilities, in the shape of completions."""
+    """Returns the tokens of ``part`` with their log-probabilities, in the shape of completions. The place of a token is
+    the number of characters before it: ``offset``, and those that end before it in ``part``."""
+    characters = getincrementaldecoder("utf-8")("replace")
     tokens, values, tops, offsets = [], [], [], []
     for token, logprob, likeliest in _tokens(part):
         tokens.append(token_name(known, token))
         values.append(logprob)
         tops.append({token_name(known, one): value for one, value in (*likeliest, (token, logprob))})
         offsets.append(offset)
-        offset += len(token_text(known, token)[0])
+        offset += len(characters.decode(known.of(token, token)))
     told = tops if part.top_logprobs is not None else None
     return completions.CompletionLogprobs(tokens=tokens, token_logprobs=values, top_logprobs=told, text_offset=offsets)
 

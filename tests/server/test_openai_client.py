@@ -39,6 +39,10 @@ def completed(service: Served, model: str = "llama", **query: Any) -> Completion
     return service.engine(model, lambda engine: engine.generate(**query))
 
 
+async def tokenizer_of(engine: Engine) -> Any:
+    return engine.model.tokenizer
+
+
 def talk(client: openai.OpenAI, **options: Any) -> Any:
     return client.chat.completions.create(**{"model": "llama", "messages": QUESTION, **options})
 
@@ -84,15 +88,18 @@ def test_members_reach_the_engine_by_its_names(service, client, asked, query):
     assert talk(client, **asked).choices[0].message.content == completed(service, **query).text
 
 
-def test_n_answers_are_the_completion_and_its_alternatives(service, client):
+def test_n_answers_are_the_completion_and_its_alternatives_whole_and_as_streams(service, client):
     sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=7, n=3)
-    expected = completed(service, messages=QUESTION, sampling=sampling)
+    found = completed(service, messages=QUESTION, sampling=sampling)
+    expected = {index: one.text for index, one in enumerate((found, *found.alternatives))}
     answer = talk(client, n=3, seed=7, max_tokens=8)
-    texts = [choice.message.content for choice in answer.choices]
-    assert texts == [expected.text, *(one.text for one in expected.alternatives)]
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert len(set(texts)) == 3
+    assert {choice.index: choice.message.content for choice in answer.choices} == expected
+    assert len(set(expected.values())) == 3
     assert answer.usage.completion_tokens == 24
+    texts = dict.fromkeys(range(3), "")
+    for part in talk(client, stream=True, n=3, seed=7, max_tokens=8):
+        texts[part.choices[0].index] += part.choices[0].delta.content or ""
+    assert texts == expected
 
 
 def test_a_stop_string_ends_the_text_before_it(service, client):
@@ -103,12 +110,19 @@ def test_a_stop_string_ends_the_text_before_it(service, client):
     assert choice.finish_reason == "stop"
 
 
-def test_logprobs_are_those_of_the_engine(service, client):
+def test_logprobs_are_those_of_the_engine_whole_and_as_a_stream(service, client):
     expected = completed(service, messages=QUESTION, logprobs=2, **GREEDY)
-    told = talk(client, logprobs=True, top_logprobs=2, **GREEDY).choices[0].logprobs.content
+    asked = {"logprobs": True, **GREEDY}
+    told = talk(client, top_logprobs=2, **asked).choices[0].logprobs.content
     assert [one.logprob for one in told] == pytest.approx(expected.logprobs)
     found = [[other.logprob for other in one.top_logprobs] for one in told]
     assert found == [pytest.approx([value for _, value in top]) for top in expected.top_logprobs]
+    parts = list(talk(client, top_logprobs=2, stream=True, **asked))
+    assert any(part.choices[0].logprobs for part in parts if part.choices[0].delta.content)
+    streamed = [one for part in parts if part.choices[0].logprobs for one in part.choices[0].logprobs.content]
+    assert [(one.token, one.logprob) for one in streamed] == [(one.token, pytest.approx(one.logprob)) for one in told]
+    bare = talk(client, **asked).choices[0].logprobs.content
+    assert [one.top_logprobs for one in bare] == [[]] * 8, "no other tokens are named"
 
 
 def test_the_bytes_of_all_tokens_are_the_text_even_where_characters_are_cut(service, client):
@@ -120,9 +134,6 @@ def test_the_bytes_of_all_tokens_are_the_text_even_where_characters_are_cut(serv
 
 def test_logprobs_of_tokens_that_came_before_decode_none_of_them_again(service, client, monkeypatch):
     """The endpoints share the engine's bytes of tokens, which work in the server's loop would else find anew."""
-
-    async def tokenizer_of(engine: Engine) -> Any:
-        return engine.model.tokenizer
 
     def talks() -> int:
         talk(client, logprobs=True, top_logprobs=2, **GREEDY)
@@ -139,11 +150,6 @@ def test_logprobs_of_tokens_that_came_before_decode_none_of_them_again(service, 
     assert talks() == talks()
 
 
-def test_logprobs_alone_name_no_other_tokens(client):
-    told = talk(client, logprobs=True, **GREEDY).choices[0].logprobs.content
-    assert [one.top_logprobs for one in told] == [[]] * 8
-
-
 def test_a_stream_has_the_same_text_and_its_usage_at_the_end(service, client):
     expected = completed(service, messages=QUESTION, **GREEDY)
     *parts, last = talk(client, stream=True, stream_options={"include_usage": True}, **GREEDY)
@@ -154,23 +160,6 @@ def test_a_stream_has_the_same_text_and_its_usage_at_the_end(service, client):
     assert all("finish_reason" in part.choices[0].model_fields_set for part in parts)  # null is said, as OpenAI says it
     assert (last.choices, last.usage.completion_tokens) == ([], 8)
     assert len({part.id for part in (*parts, last)}) == 1
-
-
-def test_n_streams_come_together_and_are_told_apart(service, client):
-    sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=7, n=2)
-    expected = completed(service, messages=QUESTION, sampling=sampling)
-    texts = {0: "", 1: ""}
-    for part in talk(client, stream=True, n=2, seed=7, max_tokens=8):
-        texts[part.choices[0].index] += part.choices[0].delta.content or ""
-    assert texts == {0: expected.text, 1: expected.alternatives[0].text}
-
-
-def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client):
-    whole = talk(client, logprobs=True, top_logprobs=1, **GREEDY).choices[0].logprobs.content
-    parts = list(talk(client, logprobs=True, top_logprobs=1, stream=True, **GREEDY))
-    assert any(part.choices[0].logprobs for part in parts if part.choices[0].delta.content)
-    told = [one for part in parts if part.choices[0].logprobs for one in part.choices[0].logprobs.content]
-    assert [(one.token, one.logprob) for one in told] == [(one.token, pytest.approx(one.logprob)) for one in whole]
 
 
 def test_a_json_object_is_one(client):
@@ -188,53 +177,82 @@ def test_parse_gives_the_object_of_a_pydantic_model(client):
     assert isinstance(again.choices[0].message.parsed, Verdict)
 
 
-def test_an_image_is_seen(service, client):
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 48, 3), dtype=np.uint8)).save(buffer, "PNG")
-    parts = [{"type": "image", "image": buffer.getvalue()}, {"type": "text", "text": "What is it?"}]
-    expected = completed(service, "qwen2_vl", messages=[{"role": "user", "content": parts}], **GREEDY)
-    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    told = [{"type": "image_url", "image_url": {"url": url, "detail": "high"}}, parts[1]]
-    answer = talk(client, model="qwen2_vl", messages=[{"role": "user", "content": told}], **GREEDY)
+def encoded(kind: str) -> bytes:
+    """Noise, as an image or as audio."""
+    buffer, random = io.BytesIO(), np.random.default_rng(0)
+    if kind == "image":
+        Image.fromarray(random.integers(0, 255, (32, 48, 3), dtype=np.uint8)).save(buffer, "PNG")
+    else:
+        soundfile.write(buffer, random.normal(0, 0.1, 8_000), 16_000, format="WAV")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "model"), [("image", "qwen2_vl"), ("audio", "qwen2_audio")])
+def test_an_image_is_seen_and_audio_is_heard(service, client, kind, model):
+    text = {"type": "text", "text": "What is it?"}
+    messages = [{"role": "user", "content": [{"type": kind, kind: encoded(kind)}, text]}]
+    expected = completed(service, model, messages=messages, **GREEDY)
+    data = base64.b64encode(encoded(kind)).decode()
+    told = {
+        "image": {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}", "detail": "high"}},
+        "audio": {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+    }
+    answer = talk(client, model=model, messages=[{"role": "user", "content": [told[kind], text]}], **GREEDY)
     assert answer.choices[0].message.content == expected.text
     assert answer.usage.prompt_tokens == expected.usage.prompt_tokens
-
-
-def test_audio_is_heard(service, client):
-    buffer = io.BytesIO()
-    soundfile.write(buffer, np.random.default_rng(0).normal(0, 0.1, 8_000), 16_000, format="WAV")
-    parts = [{"type": "audio", "audio": buffer.getvalue()}, {"type": "text", "text": "What is it?"}]
-    expected = completed(service, "qwen2_audio", messages=[{"role": "user", "content": parts}], **GREEDY)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    told = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}, parts[1]]
-    answer = talk(client, model="qwen2_audio", messages=[{"role": "user", "content": told}], **GREEDY)
-    assert answer.choices[0].message.content == expected.text
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-CALL = {"model": "qwen3", "seed": 5, "tools": [openai.pydantic_function_tool(Verdict, name="Verdict", description="")]}
+TOOL = openai.pydantic_function_tool(Verdict, name="Verdict", description="")
+CALL = {"model": "qwen3", "seed": 5, "tools": [TOOL, {"type": "function", "function": {"name": "now"}}]}
 MUST = {"tool_choice": {"type": "function", "function": {"name": "Verdict"}}}
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # as above
 def test_parse_gives_the_arguments_of_a_call_and_the_result_goes_back_with_it(client):
-    answer = client.chat.completions.parse(messages=QUESTION, **CALL, **MUST).choices[0]
+    answer = client.chat.completions.parse(messages=QUESTION, **{**CALL, "tools": [TOOL]}, **MUST).choices[0]
     (call,) = answer.message.tool_calls
     assert isinstance(call.function.parsed_arguments, Verdict)
-    assert answer.finish_reason == "stop"
+    assert (answer.finish_reason, answer.message.content) == ("stop", None)  # OpenAI's word for a call that was forced
+    assert (call.type, call.function.name, len(call.id)) == ("function", "Verdict", 9)
     result = {"role": "tool", "tool_call_id": call.id, "content": "it is"}
     again = talk(client, messages=[*QUESTION, answer.message, result], **CALL, max_tokens=4)
     assert again.usage.prompt_tokens > talk(client, **CALL, max_tokens=4).usage.prompt_tokens
 
 
-def test_the_streaming_helper_tells_a_call(client):
+def test_a_stream_tells_the_same_call_piece_by_piece(client):
+    whole = talk(client, **CALL, **MUST).choices[0].message.tool_calls[0].function
     with client.chat.completions.stream(messages=QUESTION, **CALL, **MUST) as stream:
         kinds = {event.type for event in stream}
-        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+        choice = stream.get_final_completion().choices[0]
+    (call,) = choice.message.tool_calls
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    assert isinstance(call.function.parsed_arguments, Verdict)
+    assert (call.function.name, call.function.arguments) == (whole.name, whole.arguments)
+    assert (choice.finish_reason, choice.message.content) == ("stop", "")
+
+
+def test_some_tool_must_be_called_or_none_is_told(client):
+    (call,) = talk(client, **CALL, tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
+    assert call.function.name in ("Verdict", "now")
+    answer = talk(client, **CALL, tool_choice="none", max_tokens=4)
+    assert answer.usage.prompt_tokens == talk(client, model="qwen3", max_tokens=4).usage.prompt_tokens
+    assert answer.choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "'rain', which is not one of the tools"),
+        ({"tools": [TOOL, TOOL]}, "Verdict"),
+        ({"response_format": {"type": "json_object"}}, "response_format and tools are both given"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(client, more, told):
+    with pytest.raises(openai.BadRequestError, match=told):
+        talk(client, **{**CALL, **more})
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -245,20 +263,29 @@ def test_prompts_of_tokens_are_completed(service, client):
     answer = client.completions.create(model="llama", prompt=[[70, 71], [72]], **GREEDY)
     assert [choice.text for choice in answer.choices] == expected
     assert client.completions.create(model="llama", prompt=[70, 71], **GREEDY).choices[0].text == expected[0]
+    short = client.completions.create(model="llama", prompt="one", temperature=0.0)
+    assert short.usage.completion_tokens <= 16, "by default"
 
 
-def test_a_prompt_gets_sixteen_tokens_by_default(client):
-    answer = client.completions.create(model="llama", prompt="one", temperature=0.0)
-    assert answer.usage.completion_tokens <= 16
-
-
-def test_n_completions_of_each_prompt_follow_one_another(service, client):
-    sampling = SamplingParams(max_tokens=8, temperature=1.0, seed=7, n=2)
-    expected = [completed(service, prompt=prompt, sampling=sampling) for prompt in ("one", "two")]
-    answer = client.completions.create(model="llama", prompt=["one", "two"], n=2, seed=7, max_tokens=8)
-    assert [choice.text for choice in answer.choices] == [
-        text for one in expected for text in (one.text, one.alternatives[0].text)
-    ]
+def test_n_completions_of_each_prompt_follow_one_another_and_its_echo_whole_and_as_streams(service, monkeypatch):
+    """Where the first token is a part of a character, the echo is there, too. A prompt is read once for all of them."""
+    found = [completed(service, prompt=one, n=4, temperature=1.0, max_tokens=8, seed=7) for one in ("one", "two")]
+    expected = [text for first in found for text in (first.text, *(one.text for one in first.alternatives))]
+    read, kind = list[Any](), type(service.engine("llama", tokenizer_of))
+    original = kind.__call__
+    monkeypatch.setattr(
+        kind, "__call__", lambda one, *given, **more: read.extend(given) or original(one, *given, **more)
+    )
+    with openai_client(service) as client:  # its types do not know that a reason comes last
+        ask = partial(client.completions.create, model="llama", prompt=["one", "two"], n=4, seed=7, max_tokens=8)
+        assert [choice.text for choice in ask().choices] == expected
+        echoed = [prompt + text for prompt, text in zip(["one"] * 4 + ["two"] * 4, expected, strict=True)]
+        assert [choice.text for choice in ask(echo=True).choices] == echoed
+        read.clear()
+        parts = [part.choices[0] for part in ask(echo=True, stream=True)]
+    assert sorted(read) == ["one", "two"]
+    assert ["".join(part.text for part in parts if part.index == index) for index in range(8)] == echoed
+    assert all(part.text or part.finish_reason for part in parts), "a part of a character is no event"
 
 
 def test_logprobs_of_a_completion_have_the_sampled_token_among_the_likeliest(service, client):
@@ -275,18 +302,16 @@ def test_logprobs_of_a_completion_have_the_sampled_token_among_the_likeliest(ser
 
 
 def test_completions_are_streamed(service):
-    with openai_client(service) as client:  # its types do not know that a reason comes last
+    with openai_client(service) as client:
         ask = partial(client.completions.create, model="llama", prompt=["one", "two"], logprobs=1, **GREEDY)
         whole = ask()
         *parts, last = ask(stream=True, stream_options={"include_usage": True})
-        texts = [part.choices[0].text for part in ask(prompt="one", logprobs=None, stream=True)]
-    assert "".join(texts) == whole.choices[0].text
-    assert all(texts[:-1]), "a part of a character is no event"
     for index in (0, 1):
         own = [part.choices[0] for part in parts if part.choices[0].index == index]
         assert "".join(part.text for part in own) == whole.choices[index].text
         told = whole.choices[index].logprobs
         assert [value for part in own for value in part.logprobs.token_logprobs] == pytest.approx(told.token_logprobs)
+        assert [place for part in own for place in part.logprobs.text_offset] == told.text_offset
         assert own[-1].finish_reason == "length"
     assert (last.choices, last.usage) == ([], whole.usage)
     assert all("usage" in part.model_fields_set and part.usage is None for part in parts)  # null, as OpenAI says it
