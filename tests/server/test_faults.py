@@ -106,18 +106,38 @@ def test_lists_are_bounded(given: dict[str, Any]) -> None:
     assert "should have at most" in str(told_of(ChatRequest, {"model": "m", **given}))
 
 
+def hears(**given: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", **given}]}
+
+
+ITEMS, TALK = ResponsesRequest, ChatRequest
+
+
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("kind", "body", "place", "told"),
     [
-        ({"input": [{"type": "computer"}]}, "input.0: the type 'computer'; allowed: 'message', "),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0: nothing is stored; send the item itself"),
-        ({"input": [{"role": "user", "content": [{}]}]}, "input.0.content.0: its type is missing"),
-        ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input.0.x: there is no such member"),
-        ({}, "input: it is missing"),
+        (ITEMS, {"input": [{"type": "computer"}]}, "input.0", "the type 'computer'; allowed: 'message', "),
+        (ITEMS, {"input": [{"type": "item_reference"}]}, "input.0", "nothing is stored; send the item itself"),
+        (ITEMS, {"input": [{"role": "user", "content": [{}]}]}, "input.0.content.0", "its type is missing"),
+        (ITEMS, {"input": [{**HELLO, "x": 1}]}, "input.0.x", "there is no such member"),
+        (ITEMS, {}, "input", "it is missing"),
+        (TALK, {"messages": [HELLO], "temperature": 5}, "temperature", "Input should be less than or equal to 2"),
+        (TALK, {"messages": []}, "messages", "0 items; allowed: 1 or more"),
+        (TALK, hears(content=5), "messages.0.content", "Input should be a valid string; or Input should be a valid"),
+        (TALK, hears(content=[{"type": "text"}]), "messages.0.content.0.text", "it is missing"),
+        (TALK, {"messages": [HELLO], "top_logprobs": 3}, None, "top_logprobs is given without logprobs; set lo"),
     ],
 )
-def test_a_fault_is_reported_in_plain_words(body: dict[str, Any], told: str) -> None:
-    assert str(told_of(ResponsesRequest, {"model": "m", **body})).startswith(told)
+def test_a_fault_is_reported_in_plain_words_by_its_place(kind: Any, body: Any, place: str | None, told: str) -> None:
+    error = told_of(kind, {"model": "m", **body})
+    assert error.param == place
+    assert str(error).startswith(told if place is None else f"{place}: {told}")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("temprature", "did you mean temperature?"), ("search", "allowed: user, ")])
+def test_a_member_that_does_not_exist_is_reported_first(name: str, hint: str) -> None:
+    error = told_of(ChatRequest, {"messages": 5, name: 1})
+    assert (error.param, str(error).startswith(f"{name} is not a member of this request; {hint}")) == (name, True)
 
 
 def test_what_is_told_of_a_fault_is_short() -> None:

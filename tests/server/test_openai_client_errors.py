@@ -39,34 +39,10 @@ def test_what_the_engine_refuses_comes_in_its_words(service, client):
     assert caught.value.type == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    ("options", "param", "message"),
-    [
-        ({"temperature": 5}, "temperature", "temperature: Input should be less than or equal to 2"),
-        ({"stop": [1]}, "stop.0", "stop.0: Input should be a valid string"),
-        ({"messages": []}, "messages", "messages: 0 items; allowed: 1 or more"),
-        (
-            {"messages": [{"role": "user", "content": 5}]},
-            "messages.0.content",
-            "messages.0.content: Input should be a valid string; or Input should be a valid array",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages.0.content.0.text",
-            "messages.0.content.0.text: it is missing",
-        ),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", None),
-        ({"extra_body": {"temprature": 1}}, "temprature", "temprature is not a member of this request; did you mean "),
-        ({"top_logprobs": 3}, None, "top_logprobs is given without logprobs; set logprobs to true"),
-        ({"extra_body": {"web_search_options": {}}}, "web_search_options", "web_search_options is not a member of "),
-    ],
-)
-def test_a_wrong_member_is_named_by_its_place(client, options, param, message):
-    with pytest.raises(openai.BadRequestError) as caught:
-        talk(client, **options)
-    assert (caught.value.param, caught.value.code) == (param, "invalid_request")
-    if message is not None:
-        assert caught.value.body["message"].startswith(message)
+def test_a_wrong_member_is_named(client):
+    with pytest.raises(openai.BadRequestError, match="did you mean temperature") as caught:
+        talk(client, extra_body={"temprature": 1})
+    assert (caught.value.param, caught.value.code) == ("temprature", "invalid_request")
 
 
 def test_a_model_or_a_path_that_is_none_is_not_found(client):
