@@ -41,7 +41,7 @@ from .memory.resources import ReleaseReport, ResourceStack
 from .networks.network import Feed, Record
 from .sampler import Sampler
 from .sampling.beams import Search
-from .sampling.logits import RuleMasks
+from .sampling.rules import ConstantBans
 from .sampling.structure import Grammars
 from .speculation import LookupProposer
 
@@ -70,7 +70,6 @@ class _Open:
 
     parts: Parts
     outputs: EncoderOutputs
-    masks: RuleMasks
     grammars: Grammars
     sampler: Sampler
     proposer: LookupProposer | None
@@ -185,20 +184,18 @@ class TorchExecutor:
         blueprint = blueprint.sized(sum(self._stack.bytes_by_owner().values()))
         parts = blueprint.take(own, model)
         outputs = own("encoder_outputs", EncoderOutputs())
-        masks = own("rule_masks", RuleMasks(vocabulary, device))
         parts = evolve(parts, network=blueprint.hasten(parts.network, own))  # last, so that graphs are released first
         sampler = Sampler(
             network=parts.network,
             paged=parts.paged,
             outputs=outputs,
-            masks=masks,
+            constant=ConstantBans(vocabulary),
             eos_token_ids=checkpoint.eos_token_ids,
         )
         speculation = self.config.speculation_for(blueprint.kind, self._device)
         self._open = _Open(
             parts=parts,
             outputs=outputs,
-            masks=masks,
             grammars=grammars,
             sampler=sampler,
             proposer=None if speculation is None else LookupProposer(match=speculation.match),

@@ -2,7 +2,7 @@
 
 A chunk that samples yields the token after its last one. If draft tokens were proposed after the chunk, the row of each
 draft token yields one more. A draft token is accepted if it equals the token that was sampled from the row before it.
-Therefore speculation changes no token, greedy or not: sampling is keyed by position (`triolet.models.sampling.logits`),
+Therefore speculation changes no token, greedy or not: sampling is keyed by position (`triolet.models.sampling.rules`),
 and a sampled token depends on no draft token that was rejected. Speculative sampling (Leviathan et al. 2023, section
 2.3) keeps the distribution by an acceptance test. Here proposer and model share random numbers instead.
 """
@@ -21,9 +21,10 @@ from .memory.encoder_outputs import EncoderOutputs
 from .memory.frame_states import FrameStates
 from .memory.kv import PagedKV
 from .networks.network import Feed, Network
-from .sampling.answers import Answers, Asked, answer, answers_of, draws_of
+from .sampling.answers import Answers, Asked, answers_of, draws_of
 from .sampling.beams import Search
-from .sampling.logits import RuleMasks, SamplerInput
+from .sampling.logits import choose
+from .sampling.rules import ConstantBans, SamplerInput
 
 
 @frozen(kw_only=True)
@@ -46,7 +47,7 @@ class Sampler:
     network: Network
     paged: PagedKV | FrameStates | None  # the pages of the network
     outputs: EncoderOutputs
-    masks: RuleMasks
+    constant: ConstantBans
     eos_token_ids: tuple[int, ...]
 
     def sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
@@ -101,16 +102,15 @@ class Sampler:
         self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], asked: Asked, copies: Sequence[Copy]
     ) -> Answers:
         """Copies the pages, feeds the chunks and answers ``asked``. The native library does all this in one call."""
+        draws = draws_of(asked, self.constant, self.eos_token_ids)
         if self.network.native is not None:
             fed, told_rows = self.network.fed(feeds, rows, self.outputs)
-            draws = draws_of(asked, self.masks, self.eos_token_ids)
-            chosen = self.network.native.choose(fed, told_rows, draws, copies)
-            return answers_of(chosen, asked, self.eos_token_ids)
+            return answers_of(self.network.native.choose(fed, told_rows, draws, copies), asked, self.eos_token_ids)
         if copies:
             assert isinstance(self.paged, PagedKV), "a search reads pages"
             self.paged.copy(copies)
         logits = self.network.logits(feeds, rows, self.outputs)
-        return answer(logits, asked.with_masks(self.masks), self.eos_token_ids)
+        return answers_of(choose(logits, draws), asked, self.eos_token_ids)
 
     def _of(self, feed: Feed, behind: int) -> SamplerInput:
         """Returns the sampler's input for the token after the first ``behind`` draft tokens of ``feed``."""

@@ -26,9 +26,10 @@ from triolet.core.model import ModelDescription
 from triolet.core.plan import SampledToken
 from triolet.core.request import EncoderItem, FinishReason, Request
 from triolet.core.speech import Ask, Sound, Span, WindowCut
-from triolet.models.sampling.logits import RuleMasks, SamplerInput, sample_tokens
+from triolet.models.sampling.rules import SamplerInput
 from triolet.models.speech.whisper_speech import cut_window
 
+from ..models.texts import sample_tokens
 from .speech import (
     BEGIN,
     EOS,
@@ -72,8 +73,7 @@ def sampled(
     logits = torch.full((1, model.vocabulary_size), UNLIKELY)
     for token, value in given.items():
         logits[0, token] = value
-    never = RuleMasks(model.vocabulary_size, torch.device("cpu")).mask(request.rules)
-    one = SamplerInput(generated=written, sampling=request.sampling, rules=request.rules, never=never)
+    one = SamplerInput(generated=written, sampling=request.sampling, rules=request.rules)
     return sample_tokens(logits, [one], model.eos_token_ids)[0]
 
 

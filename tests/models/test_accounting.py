@@ -27,14 +27,14 @@ from .conftest import CUDA
 from .texts import start_of
 
 NATIVE = () if Library.load() is None else ("native",)
-OWNERS = ("weights", "features", "self_kv", "cross_kv", *NATIVE, "encoder_outputs", "rule_masks")
+OWNERS = ("weights", "features", "self_kv", "cross_kv", *NATIVE, "encoder_outputs")
 NO_MEMORY = (DeviceOutOfMemory, ValueError)  # the latter from safetensors, where it is in the middle of a tensor
 
 
 @pytest.fixture
 def work(audio, ids, job):
-    """``work(driver)`` encodes and decodes with rules, sampling, probes and shared batches, and leaves an output and
-    masks behind."""
+    """``work(driver)`` encodes and decodes with rules, sampling, probes and shared batches, and leaves an output
+    behind."""
 
     def run(driver):
         driver.encode(a=audio(1), b=audio(2, 0.5))
@@ -65,7 +65,7 @@ def drive(open_driver, checkpoint):
 
 
 def expected_bytes(driver, reference):
-    """From the checkpoint and the configuration, with one output left, and one mask where torch computes."""
+    """From the checkpoint and the configuration, with one output left."""
     description, width, layers = driver.description, 48, 2
     position = layers * 2 * width * 4
     weights = {parameter.data_ptr(): parameter.nbytes for parameter in reference.model.parameters()}
@@ -90,7 +90,6 @@ def expected_bytes(driver, reference):
         "self_kv": (description.pages + 1) * description.page_size * position,
         "cross_kv": description.cross_slots * description.encoder_embeddings * position,
         "encoder_outputs": description.encoder_bytes,
-        "rule_masks": 0 if native else 2 * 8,  # the ids of the job's suppressed tokens
     }
 
 
@@ -187,7 +186,7 @@ def test_a_kind_of_buffer_that_is_not_registered_is_found(books, drive, work, ma
     assert told in str(found.value)
 
 
-@pytest.mark.parametrize("forgotten", [owner for owner in OWNERS if not (NATIVE and owner == "rule_masks")])
+@pytest.mark.parametrize("forgotten", OWNERS)
 def test_an_owner_that_is_forgotten_is_found(books, drive, work, monkeypatch, forgotten):
     """Whichever it is: at once by `open` where it holds tensors then, else at rest."""
     own = ResourceStack.own
@@ -198,7 +197,7 @@ def test_an_owner_that_is_forgotten_is_found(books, drive, work, monkeypatch, fo
         driver = drive()
         work(driver)
         books.check(driver.executor)
-    late = forgotten in {"encoder_outputs", "rule_masks"}
+    late = forgotten == "encoder_outputs"
     assert ("that nobody counts" if late else "have no owner: whoever holds them is to be own()ed") in str(found.value)
 
 
@@ -240,23 +239,22 @@ def step_of(ids):
 
 
 def test_what_a_step_makes_dies_with_it(books, driver, audio, ids, watch):
-    """A step that goes well leaves one mask, whoever holds its result; in the library it needs none. A step that runs
-    out of memory, at whichever of its storages, leaves nothing but that mask, although the error is kept."""
+    """Whoever holds its result, and although the error is kept of a step that runs out of memory, at whichever of its
+    storages."""
     executor = driver.executor
     driver.encode(a=audio(1), b=audio(2))
     with watch() as watched:
         result = executor.step(step_of(ids))
     assert [sampled.token_id is not None for sampled in result.sampled] == [True, True]
-    assert watched.alive == (0 if NATIVE else 1)
+    assert watched.alive == 0
     count = len(watched.made)
     assert count > (1 if NATIVE else 50)  # the library's operations make none
     for number in range(1, count):
         executor.reset()
         driver.encode(a=audio(1), b=audio(2))
-        executor._open.masks.release()
         with watch(fail_at=number) as watched, pytest.raises(DeviceOutOfMemory) as kept:
             executor.step(step_of(ids))
-        assert watched.alive == len(executor._open.masks.tensors()), f"storage {number}: {kept.value}"
+        assert watched.alive == 0, f"storage {number}: {kept.value}"
     books.check(executor)
 
 
@@ -398,7 +396,6 @@ def test_close_gives_every_byte_back_after_errors(device, allocated, drive, audi
         with watch(fail_at=number), pytest.raises(DeviceOutOfMemory) as error:
             call()
         kept.append(error.value)
-        executor._open.masks.release()
         assert allocated() == rest
     assert len(kept) == len(calls)
     executor.close()

@@ -25,7 +25,7 @@ FAMILIES = {
     "decoding classifier": "llama_classifier",
     "images": "qwen2_5_vl",
 }
-OWNERS = {  # beside encoder outputs and masks, which all have
+OWNERS = {  # beside encoder outputs, which all have
     "graphs": {"weights", "self_kv", "graphs"},
     "classifier": {"weights"},
     "decoding classifier": {"weights", "self_kv"},

@@ -20,7 +20,8 @@ from triolet.models.architectures import crossed_family
 from triolet.models.executor import TorchExecutor
 from triolet.models.native.crossed_decoder import CrossedDecoder
 from triolet.models.native.library import Library
-from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
+from triolet.models.sampling.logits import change
+from triolet.models.sampling.rules import ConstantBans, SamplerInput, draw_of, repeats
 
 from .texts import SMALL
 
@@ -372,10 +373,8 @@ def test_a_forced_token_comes_whatever_forbids_it():
     rules = LogitRules(forced=((0, 2),), min_tokens=5, begin_suppress=(1,))
     sampling = SamplingParams()
     logits = torch.zeros(3, 5)
-    inputs = [
-        SamplerInput(generated=tokens, sampling=sampling, rules=rules, never=None) for tokens in ([], [2], [2, 3])
-    ]
-    apply_rules(logits, inputs, eos_token_ids=(2,))
+    inputs = [SamplerInput(generated=tokens, sampling=sampling, rules=rules) for tokens in ([], [2], [2, 3])]
+    change(logits, [draw_of(one, ConstantBans(5), (2,)) for one in inputs])
     assert logits[0].isfinite().tolist() == [False, False, True, False, False]
     assert logits[1].isfinite().tolist() == [True, False, False, True, True], "what may not begin stands behind it"
     assert logits[2].isfinite().tolist() == [True, True, False, True, True]

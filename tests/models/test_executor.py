@@ -50,7 +50,7 @@ def tensors_of(executor):
         now.parts.network.log_mel._window,
         *now.parts.model.tensors(),
     ]
-    found += [*now.outputs._outputs.values(), *now.masks.tensors()]
+    found += now.outputs._outputs.values()
     return [weakref.ref(tensor) for tensor in found]
 
 

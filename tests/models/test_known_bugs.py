@@ -107,12 +107,6 @@ def keep_outputs(executor, kept):
     kept.append(dict(executor._open.outputs._outputs))
 
 
-def keep_masks(executor, kept):
-    kept.append(
-        executor._open.masks.mask(LogitRules(suppress=(1,)))
-    )  # where the library chooses, nobody has asked for one
-
-
 def keep_intermediates(executor, kept):
     kept.append(torch.zeros(5))
 
@@ -120,7 +114,7 @@ def keep_intermediates(executor, kept):
 @PLANTED
 @pytest.mark.parametrize(
     ("keep", "found"),
-    [(keep_outputs, {"encoder_outputs"}), (keep_masks, {"rule_masks"}), (keep_intermediates, set())],
+    [(keep_outputs, {"encoder_outputs"}), (keep_intermediates, set())],
 )
 def test_s3_encoder_outputs_and_buffers_are_kept_after_close(
     books, open_driver, checkpoint, audio, ids, job, keep, found, planted

@@ -24,9 +24,10 @@ from triolet.models.native.library import Change, Choice, Ending, Library
 from triolet.models.native.panels import Panels
 from triolet.models.native.program import Normed, Program
 from triolet.models.native.runner import Runner
-from triolet.models.sampling.answers import Answers, Asked, answer, answers_of, draws_of
+from triolet.models.sampling.answers import Answers, Asked, answers_of, draws_of
 from triolet.models.sampling.beams import Search
-from triolet.models.sampling.logits import RuleMasks, SamplerInput
+from triolet.models.sampling.logits import choose
+from triolet.models.sampling.rules import ConstantBans, SamplerInput
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -144,10 +145,9 @@ def questions(draw: st.DrawFn) -> Asked:
 
 def answers_by(runner: Runner, fed: Sequence[int], asked: Asked) -> tuple[Answers, Answers]:
     """Those of torch, of the library's own logits; and the library's."""
-    rows, masks = Rows.all_of(len(fed)), RuleMasks(VOCABULARY, torch.device("cpu"))
-    logits = runner.step(fed, rows)
-    chosen = runner.choose(fed, rows, draws_of(asked, masks, (EOS,)))
-    return answer(logits, asked.with_masks(masks), (EOS,)), answers_of(chosen, asked, (EOS,))
+    rows, draws = Rows.all_of(len(fed)), draws_of(asked, ConstantBans(VOCABULARY), (EOS,))
+    by_torch, by_library = choose(runner.step(fed, rows), draws), runner.choose(fed, rows, draws)
+    return answers_of(by_torch, asked, (EOS,)), answers_of(by_library, asked, (EOS,))
 
 
 def assert_alike(expected: Answers, found: Answers) -> None:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig
@@ -22,26 +23,31 @@ from transformers.generation.logits_process import (
 )
 
 from triolet.core.request import LogitRules, SamplingParams, TimestampRules
-from triolet.models.sampling.logits import (
-    RuleMasks,
-    SamplerInput,
-    _nucleus,
-    apply_rules,
-    sample,
-    sample_tokens,
-    uniform,
-)
+from triolet.models.native.draws import Draw
+from triolet.models.sampling import rules as ruling
+from triolet.models.sampling.logits import _nucleus, change, sample
+from triolet.models.sampling.rules import ConstantBans, SamplerInput, uniform
 
-CPU = torch.device("cpu")
+from .texts import sample_tokens
+
 EOS = 10
 RULES = TimestampRules(begin_id=14, no_timestamps_id=13, max_initial=5)
 VOCABULARY = 24
 
 
-def draw_of(generated=(), sampling=None, rules=None, vocabulary=VOCABULARY, prompt=()):
+def input_of(generated=(), sampling=None, rules=None, prompt=()):
     rules, sampling = rules or LogitRules(), sampling or SamplingParams()
-    never = RuleMasks(vocabulary, CPU).mask(rules)
-    return SamplerInput(generated=list(generated), sampling=sampling, rules=rules, never=never, prompt=prompt)
+    return SamplerInput(generated=list(generated), sampling=sampling, rules=rules, prompt=prompt)
+
+
+def draw_of(*given, **more) -> Draw:
+    return ruling.draw_of(input_of(*given, **more), ConstantBans(VOCABULARY), (EOS,))
+
+
+def drawn(logits: torch.Tensor, sampling: SamplingParams, count: int) -> list[int]:
+    """The tokens at the first ``count`` positions."""
+    draw = draw_of(sampling=sampling)
+    return [int(sample(logits, evolve(draw, point=uniform(sampling.seed, position)))) for position in range(count)]
 
 
 def warped(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -77,8 +83,8 @@ def test_draws_follow_transformers_distribution(settings):
     sampling = SamplingParams(**{"temperature": 1.0, "seed": 11, **settings})
     expected, count = warped(logits, sampling), 4_000
     counts = torch.zeros(16)
-    for position in range(count):
-        counts[sample(logits, sampling, position)] += 1
+    for token in drawn(logits, sampling, count):
+        counts[token] += 1
     possible = expected > 0
     assert counts[~possible].sum() == 0, "a token outside top-k or top-p was sampled"
     chi_square = ((counts - count * expected)[possible].square() / (count * expected[possible])).sum().item()
@@ -114,15 +120,15 @@ def test_a_minuscule_temperature_is_greedy(temperature, settings):
     """Nothing overflows: the likeliest token is sampled, and a suppressed one never."""
     logits = torch.randn(50, generator=torch.Generator().manual_seed(6))
     logits[[0, 49]] = -torch.inf
-    sampling = SamplingParams(temperature=temperature, **settings)
-    assert {int(sample(logits, sampling, position)) for position in range(20)} == {int(logits.argmax())}
+    sampling = SamplingParams(temperature=temperature, seed=1, **settings)
+    assert set(drawn(logits, sampling, 20)) == {int(logits.argmax())}
 
 
 def test_ties_beyond_top_k_stay_possible():
     """transformers keeps all tokens as likely as the k-th: so do we."""
     logits = torch.tensor([1.0, 2.0, 2.0, 0.0])
-    sampling = SamplingParams(temperature=1.0, top_k=1)
-    assert {int(sample(logits, sampling, position)) for position in range(50)} == {1, 2}
+    sampling = SamplingParams(temperature=1.0, top_k=1, seed=1)
+    assert set(drawn(logits, sampling, 50)) == {1, 2}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -139,7 +145,7 @@ def test_timestamp_rules_equal_transformers(seed):
         expected = processor(torch.tensor([[11, 12, *history]]), logits)
         rules = LogitRules(timestamps=TimestampRules(begin_id=14, no_timestamps_id=13, max_initial=maximum))
         found = logits.clone()
-        apply_rules(found, [draw_of(history, rules=rules)], (EOS,))
+        change(found, [draw_of(history, rules=rules)])
         assert torch.equal(found, expected), (history, maximum)
 
 
@@ -148,8 +154,7 @@ def test_the_repetition_penalty_is_transformers_own(penalty):
     """Of prompt and generated tokens, the same float32 numbers; a token that comes twice is penalised once."""
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 4
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[1, 2, 2, 9, 5, 5, 2]]), logits.clone())
-    draw = draw_of((5, 5, 2), SamplingParams(repetition_penalty=penalty), prompt=(1, 2, 9))
-    apply_rules(logits, [draw], (EOS,))
+    change(logits, [draw_of((5, 5, 2), SamplingParams(repetition_penalty=penalty), prompt=(1, 2, 9))])
     assert torch.equal(logits, expected)
 
 
@@ -162,7 +167,7 @@ def test_bias_penalty_and_suppression_follow_transformers_order():
     expected = RepetitionPenaltyLogitsProcessor(1.7)(history, expected)
     expected = SuppressTokensLogitsProcessor([4, 8])(history, expected)
     sampling = SamplingParams(logit_bias=bias, repetition_penalty=1.7)
-    apply_rules(logits, [draw_of((4, 6), sampling, LogitRules(suppress=(4, 8)), prompt=(2, 3))], (EOS,))
+    change(logits, [draw_of((4, 6), sampling, LogitRules(suppress=(4, 8)), prompt=(2, 3))])
     assert torch.equal(logits, expected)
 
 
@@ -174,20 +179,20 @@ def test_presence_and_frequency_penalties_are_openais():
         count = generated.count(token)
         expected[0, token] += -count * 0.75 - float(count > 0) * -0.5
     sampling = SamplingParams(frequency_penalty=0.75, presence_penalty=-0.5)
-    apply_rules(logits, [draw_of(generated, sampling, prompt=(1, 2, 3))], (EOS,))
+    change(logits, [draw_of(generated, sampling, prompt=(1, 2, 3))])
     torch.testing.assert_close(logits, expected)
 
 
 def test_the_likeliest_tokens_are_told_after_rules_and_before_the_temperature():
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(8))
     best = int(logits[0].argmax())
-    draws = [
-        draw_of(sampling=SamplingParams(logprobs=3, temperature=0.2), rules=LogitRules(suppress=(best,))),
-        draw_of(),
-        draw_of(sampling=SamplingParams(logprobs=5), rules=LogitRules(allowed=(4, 6))),
+    inputs = [
+        input_of(sampling=SamplingParams(logprobs=3, temperature=0.2, seed=1), rules=LogitRules(suppress=(best,))),
+        input_of(),
+        input_of(sampling=SamplingParams(logprobs=5), rules=LogitRules(allowed=(4, 6))),
     ]
     ruled = logits.clone()
-    sampled = sample_tokens(ruled, draws, (EOS,))
+    sampled = sample_tokens(ruled, inputs, (EOS,))
     assert sampled[1].top == ()
     for row, count in ((0, 3), (2, 2)):
         expected = ruled[row].log_softmax(-1).sort(descending=True)
@@ -212,10 +217,10 @@ def test_a_batch_of_different_rules_equals_rows_alone():
     ]
     logits = torch.randn(7, VOCABULARY, generator=torch.Generator().manual_seed(0))
     together = logits.clone()
-    apply_rules(together, draws, (EOS,))
+    change(together, draws)
     for row, draw in enumerate(draws):
         alone = logits[row : row + 1].clone()
-        apply_rules(alone, [draw], (EOS,))
+        change(alone, [draw])
         assert torch.equal(together[row], alone[0])
     banned = [set(row.isinf().nonzero()[:, 0].tolist()) for row in together]
     assert banned[0] == {1, 2, 3}
@@ -223,29 +228,23 @@ def test_a_batch_of_different_rules_equals_rows_alone():
     assert set(range(VOCABULARY)) - banned[3] == {5}
 
 
-def test_rule_masks_are_kept_and_bounded():
-    """Equal rules share one mask; no more than ``capacity`` are kept; `release` forgets all."""
-    masks = RuleMasks(VOCABULARY, CPU, capacity=2)
-    assert masks.mask(LogitRules(begin_suppress=(1,))) is None
-    first = masks.mask(LogitRules(suppress=(1,)))
-    assert masks.mask(LogitRules(suppress=(1,), begin_suppress=(2,))) is first
-    for token in range(5):
-        masks.mask(LogitRules(suppress=(token, 2)))
-    assert [sorted(tensor.tolist()) for tensor in masks.tensors()] == [[2, 3], [2, 4]]
-    assert masks.mask(LogitRules(suppress=(1,))) is not first
-    masks.release()
-    assert masks.tensors() == ()
+def test_constant_bans_are_kept_and_bounded():
+    """Equal rules share one list; no more than ``capacity`` are kept."""
+    bans = ConstantBans(VOCABULARY, capacity=2)
+    first = bans.of(LogitRules(suppress=(1,)))
+    assert bans.of(LogitRules(suppress=(1,), begin_suppress=(2,))) is first
+    for token in (5, 6):
+        bans.of(LogitRules(suppress=(token,)))
+    assert bans.of(LogitRules(suppress=(1,))) is not first
 
 
 @given(
     suppress=st.frozensets(st.integers(0, VOCABULARY - 1)),
     allowed=st.none() | st.frozensets(st.integers(0, VOCABULARY - 1)),
 )
-def test_ranges_of_rules_are_their_masks(suppress, allowed):
+def test_tokens_that_are_suppressed_or_not_allowed_are_banned(suppress, allowed):
     rules = LogitRules(suppress=tuple(suppress), allowed=None if allowed is None else tuple(allowed))
-    masks, logits = RuleMasks(VOCABULARY, CPU), torch.zeros(1, VOCABULARY)
-    draw = SamplerInput(generated=(), sampling=SamplingParams(), rules=rules, never=masks.mask(rules))
-    apply_rules(logits, [draw], (EOS,))
-    told = iter(masks.bans(rules))
-    banned = {token for first, end in zip(told, told, strict=True) for token in range(first, end)}
-    assert banned == set(logits[0].isneginf().nonzero()[:, 0].tolist())
+    logits = torch.zeros(1, VOCABULARY)
+    change(logits, [draw_of(rules=rules)])
+    banned = suppress if allowed is None else suppress | set(range(VOCABULARY)) - allowed
+    assert set(logits[0].isneginf().nonzero()[:, 0].tolist()) == banned

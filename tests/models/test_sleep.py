@@ -129,7 +129,7 @@ def test_asleep_only_reset_memory_and_close_are_allowed(driver, audio, keep_weig
 
 STAGES = [
     (True, common.PagedKV, "allocate"),
-    (True, module.RuleMasks, "__init__"),
+    (True, module.EncoderOutputs, "__init__"),
     (True, TransformerModel, "to"),
     (False, blueprint.WeightFiles, "get"),
     (False, module._Open, "__init__"),
@@ -254,7 +254,7 @@ def test_a_failed_wake_whose_release_fails_too_tells_of_both(driver, monkeypatch
         raise RuntimeError("second")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "RuleMasks", fail)
+        patch.setattr(module, "Sampler", fail)
         patch.setattr(blueprint.LogMel, "release", release)
         with pytest.raises(RuntimeError, match="first") as caught:
             driver.executor.wake()

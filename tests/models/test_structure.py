@@ -17,10 +17,11 @@ from llguidance import LLMatcher, LLTokenizer
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import LogitRules, SamplingParams, Structure
 from triolet.models.sampling.grammar import exact, grammar_of
-from triolet.models.sampling.logits import SamplerInput, sample_tokens
+from triolet.models.sampling.rules import SamplerInput
 from triolet.models.sampling.structure import Grammars, Guide, Tried, fault_of
 
 from .conftest import Ids, make_tokenizer
+from .texts import sample_tokens
 
 IDS = Ids()
 SCHEMA = {
@@ -56,9 +57,7 @@ def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
 
 
 def draw_of(generated: list[int], guide: Guide | None, **sampling: object) -> SamplerInput:
-    return SamplerInput(
-        generated=generated, sampling=SamplingParams(**sampling), rules=LogitRules(), never=None, guide=guide
-    )
+    return SamplerInput(generated=generated, sampling=SamplingParams(**sampling), rules=LogitRules(), guide=guide)
 
 
 def write(guide: Guide, seed: int, generated: list[int] | None = None) -> list[int]:

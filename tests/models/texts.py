@@ -15,6 +15,9 @@ from triolet.core.model import ModelDescription
 from triolet.core.plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan
 from triolet.core.request import EncoderItem, LogitRules, Placeholder, Pooling, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
+from triolet.models.sampling.answers import Asked, answers_of, draws_of
+from triolet.models.sampling.logits import choose
+from triolet.models.sampling.rules import ConstantBans, SamplerInput
 
 WHOLE = 1 << 30
 SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
@@ -212,6 +215,15 @@ def generate(model: Any, prompt: Sequence[int], max_tokens: int, **inputs: Any) 
     output = model.generate(tokens, max_new_tokens=max_tokens, do_sample=False, **inputs)
     sampled: list[int] = output[0, len(prompt) :].tolist()
     return sampled
+
+
+def sample_tokens(
+    logits: torch.Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]
+) -> list[SampledToken]:
+    """What the sampler takes of each row of ``logits``, by torch."""
+    asked = Asked(tokens=inputs, beams=(), searches=(), probes=())
+    draws = draws_of(asked, ConstantBans(logits.shape[-1]), eos_token_ids)
+    return answers_of(choose(logits, draws), asked, eos_token_ids).tokens
 
 
 def noise(length: int, seed: int, vocabulary: int = 256) -> tuple[int, ...]:

@@ -1,0 +1,167 @@
+"""The rules of a sequence as a `Draw`: what is changed, banned and chosen of one row of logits.
+
+The order is that of transformers: bias and penalties, suppressions, timestamp rules and the bans of a structure, then
+temperature, top-k, top-p and min-p. Log-probabilities are computed after the rules and before the temperature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from ...core.request import LogitRules, SamplingParams, TimestampRules
+from ..native.draws import Draw
+from ..native.library import Change
+from .structure import Guide
+
+
+@frozen(kw_only=True, eq=False)
+class SamplerInput:
+    """The inputs of sampling one token: the sequence's tokens so far, its sampling and its rules."""
+
+    generated: Sequence[int]  # tokens sampled so far, the prompt excluded
+    sampling: SamplingParams
+    rules: LogitRules
+    prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; only a repetition penalty needs them
+    guide: Guide | None = None  # the way through the structure
+    before: Sequence[int] = ()  # the prompt's tokens in order; only needed if n-grams may not repeat
+
+
+@define(eq=False)
+class ConstantBans:
+    """A cache of the tokens that are always banned by the constant part of `LogitRules` (``suppress``, ``allowed``).
+
+    Only the latest ``capacity`` rules are kept."""
+
+    vocabulary: int
+    capacity: int = 16
+    _kept: dict[tuple[object, object], array[int]] = field(init=False, factory=dict, repr=False)
+
+    def of(self, rules: LogitRules) -> Sequence[int]:
+        """Returns the banned tokens as flat ranges: first token, token after the last, first token of the next range,
+        and so on."""
+        if not rules.suppress and rules.allowed is None:
+            return ()
+        key = (rules.suppress, rules.allowed)
+        found = self._kept.pop(key) if key in self._kept else self._find(rules)
+        self._kept[key] = found  # the least recently used comes first
+        if len(self._kept) > self.capacity:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def _find(self, rules: LogitRules) -> array[int]:
+        mask = np.zeros(self.vocabulary + 2, np.int8)
+        if rules.allowed is not None:
+            mask[1:-1] = 1
+            mask[[token + 1 for token in rules.allowed]] = 0
+        mask[[token + 1 for token in rules.suppress]] = 1
+        return array("i", np.diff(mask).nonzero()[0].tolist())  # ranges begin and end where the mask changes
+
+
+def draw_of(one: SamplerInput, constant: ConstantBans, eos_token_ids: tuple[int, ...]) -> Draw:
+    """Returns the draw of the next token of a sequence."""
+    sampling, rules, count = one.sampling, one.rules, len(one.generated)
+    warm = sampling.temperature > 0.0
+    assert not warm or sampling.seed is not None, (
+        "a fresh seed is chosen when a request is built, so that a replay samples the same tokens"
+    )
+    draw = Draw(
+        # CUDA divides by multiplying with the reciprocal, which is finite only for normal numbers
+        temperature=max(sampling.temperature, sys.float_info.min) if warm else 0.0,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        point=uniform(sampling.seed or 0, count) if warm else 0.0,
+        told=sampling.logprobs or 0,
+    )
+    forced = [token for index, token in rules.forced if index == count]
+    if forced:  # as in transformers' `ForcedBOSTokenLogitsProcessor`
+        last = forced[-1]
+        return evolve(draw, edits=[(last, Change.REPLACED, 0.0)], bans=[(0, last), (last + 1, constant.vocabulary)])
+    bans: list[Sequence[int]] = [constant.of(rules), *((token, token + 1) for token in banned_now(one, eos_token_ids))]
+    if rules.timestamps is not None:
+        bans += timestamp_bans(one.generated, rules.timestamps, eos_token_ids[0], constant.vocabulary)
+    bits = None if one.guide is None else one.guide.allowed(one.generated)
+    return evolve(
+        draw,
+        edits=list(_edits(one)),
+        bans=bans,
+        timestamps=0 if rules.timestamps is None else rules.timestamps.begin_id,
+        allowed=None if bits is None else bits.tobytes(),
+    )
+
+
+def _edits(one: SamplerInput) -> Iterator[tuple[int, Change, float]]:
+    """Yields the changes of bias; then those of the repetition penalty, as in transformers'
+    `RepetitionPenaltyLogitsProcessor`; then presence and frequency penalties of the generated tokens alone, as OpenAI's
+    reference defines them."""
+    sampling = one.sampling
+    for token, bias in sampling.logit_bias:
+        yield token, Change.ADDED, bias
+    if sampling.repetition_penalty != 1.0:
+        for token in {*one.prompt, *one.generated}:
+            yield token, Change.SCALED, sampling.repetition_penalty
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        for token, count in Counter(one.generated).items():
+            yield token, Change.ADDED, -(sampling.presence_penalty + sampling.frequency_penalty * count)
+
+
+def banned_now(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the tokens that are banned for the next token alone: tokens that may not begin a text, end tokens before
+    ``min_tokens``, and tokens that would repeat an n-gram.
+    """
+    count, sampling = len(one.generated), one.sampling
+    first = int(any(index == 0 for index, _ in one.rules.forced))  # the text begins after a forced first token
+    begin = one.rules.begin_suppress if count == first else ()
+    ends = (*eos_token_ids, *sampling.stop_token_ids) if count < sampling.min_tokens else ()
+    early = eos_token_ids if count < one.rules.min_tokens else ()
+    ngram = one.rules.no_repeat_ngram
+    again = repeats([*one.before, *one.generated], ngram) if ngram else ()  # copies all tokens only if needed
+    return (*begin, *ends, *early, *again)
+
+
+def repeats(tokens: Sequence[int], size: int) -> set[int]:
+    """Returns the tokens that would complete an n-gram of ``size`` tokens that occurred before, as transformers'
+    `NoRepeatNGramLogitsProcessor` bans them. ``size`` is 1 or more."""
+    last = tuple(tokens[len(tokens) - size + 1 :])
+    starts = range(len(tokens) - size + 1)
+    return {tokens[start + size - 1] for start in starts if tuple(tokens[start : start + size - 1]) == last}
+
+
+def timestamp_bans(
+    generated: Sequence[int], rules: TimestampRules, eos_token_id: int, vocabulary: int
+) -> list[tuple[int, int]]:
+    """Returns ranges ``[start, stop)`` of tokens that may not come next, as transformers'
+    `WhisperTimeStampLogitsProcessor` bans them."""
+    begin = rules.begin_id
+    generated = [*rules.begun, *generated] if rules.begun else generated
+    bans = [(rules.no_timestamps_id, rules.no_timestamps_id + 1)]
+    if not generated:  # a timestamp comes first, and not too late
+        latest = vocabulary if rules.max_initial is None else min(begin + rules.max_initial + 1, vocabulary)
+        return [*bans, (0, begin), (latest, vocabulary)]
+    ends_in_timestamp = generated[-1] >= begin
+    opens = ends_in_timestamp and (
+        len(generated) < 2 or generated[-2] >= begin
+    )  # the last token is the second of a pair, or the very first token
+    closes = ends_in_timestamp and not opens
+    if opens:
+        bans.append((begin, vocabulary))  # text must follow
+    if closes:
+        bans.append((0, eos_token_id))  # the second timestamp of the pair, or the end, must follow
+    last = next((token for token in reversed(generated) if token >= begin), None)
+    if last is not None:  # time does not run backwards, and only a pair repeats a timestamp
+        bans.append((begin, last if closes else last + 1))
+    return bans
+
+
+def uniform(seed: int, position: int) -> float:
+    """Returns a number in [0, 1), a pure function of its arguments: 52 bits of BLAKE2b. A double holds one bit more, so
+    a sum multiplied by this number stays below the sum."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 12) * 2.0**-52
