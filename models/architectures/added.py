@@ -4,7 +4,7 @@ token. The encoder of one of them is a codec: a position of audio is the sum of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +14,12 @@ import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 
-from ...core.errors import CheckpointError, InvalidRequest
+from ...core.errors import CheckpointError
 from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.settings import Settings
 from ..checkpoints.turns import TURNS
 from ..machine.defaults import OURS
-from .heard import HeardAudio
+from .heard import HeardAudio, check_samples
 from .prompts import Read
 from .streamed_encoder import Chunks, Pieces
 
@@ -142,18 +142,10 @@ class AddedAudio(HeardAudio):
     """A model whose transformers class adds the embeddings of the audio to those of the tokens."""
 
     added: bool = True
-
-    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Encodes the items one by one, since the encoder has no mask for the padding of shorter ones."""
-        encode = super().encode
-        return [encode(module, [payload])[0] for payload in payloads]
+    alone: bool = True
 
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
-        if not 1 <= len(item) <= processor.longest:
-            raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: 1 to {processor.longest}, at "
-                f"{processor.sampling_rate} Hz. Cut longer audio into pieces"
-            )
+        check_samples(item, processor.sampling_rate, most=processor.longest)
         made, positions = processor(item)
         payload = {"input_features": made, "embeddings": torch.tensor(positions)}
         return Read(payload=payload, text=token * processor.begins, embeddings=positions)

@@ -11,18 +11,18 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...core.errors import CheckpointError, InvalidRequest
+from ...core.errors import InvalidRequest
 from ..checkpoints.loading import apart, load_part, place_of
-from .family import Family
+from .heard import HeardAudio, check_samples
 from .prompts import Read
 
 
-@frozen
-class QwenAudio(Family):
+@frozen(kw_only=True)
+class QwenAudio(HeardAudio):
     """Qwen2-Audio: a window of up to 30 seconds becomes one embedding for each 40 ms."""
 
     architecture: str = "Qwen2AudioForConditionalGeneration"
-    medium: str = "audio"
+    windows: bool = True
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes one batch of padded windows. The padding after each window's audio is masked, and its embeddings are
@@ -53,12 +53,7 @@ class QwenAudio(Family):
 
     def processor(self, folder: Path, config: Any) -> Any:
         extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
-        wanted = 2 * config.audio_config.max_source_positions
-        if extractor.nb_max_frames != wanted:
-            raise CheckpointError(
-                f"the feature extractor of {folder} makes {extractor.nb_max_frames} frames; "
-                f"config.json asks for {wanted}"
-            )
+        self.check_windows(extractor, folder, config)
         return extractor
 
     def template(self, processor: Any, tokenizer: Any) -> str | None:
@@ -78,11 +73,7 @@ class QwenAudio(Family):
         return begin, end
 
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
-        if not 1 <= len(item) <= processor.n_samples:
-            raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: 1 to {processor.n_samples} float32 samples at "
-                f"{processor.sampling_rate} Hz. Cut it into windows, and write a placeholder for each"
-            )
+        check_samples(item, processor.sampling_rate, most=processor.n_samples)
         outputs = processor(
             [item],
             sampling_rate=processor.sampling_rate,

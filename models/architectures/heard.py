@@ -21,7 +21,7 @@ from ...core.checks import check_characters
 from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from ...core.plan import AlignedTokens
 from ...core.request import Alignment
-from ..checkpoints.loading import apart, load_part, place_of
+from ..checkpoints.loading import TRIED, apart, load_part, place_of
 from .conversations import Rendered
 from .family import Family
 from .prompts import MediaPreparer, Read
@@ -142,9 +142,13 @@ class HeardAudio(Family):
     options: Mapping[str, Any] = field(factory=dict)  # arguments of `get_audio_features` that no item has
     windows: bool = False  # whether the encoder reads windows of one length alone
     duration: str = ""  # stands in a prompt for the seconds of the next audio
+    alone: bool = False  # items are encoded one by one, since the encoder would read the padding of shorter ones
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Encodes all items at once. Shorter ones are padded with zeros, which their masks leave out."""
+        """Encodes all items at once, unless they are encoded ``alone``. Shorter ones are padded with zeros, which their
+        masks leave out."""
+        if self.alone and len(payloads) > 1:
+            return [rows for payload in payloads for rows in self.encode(module, [payload])]
         device, dtype = place_of(module)
         joined = {name: _joined([payload[name] for payload in payloads]) for name in payloads[0] if name != _ROWS}
         cut = [torch.split(value, _TOGETHER) for value in joined.values()]
@@ -163,7 +167,7 @@ class HeardAudio(Family):
         found = load_part("AutoProcessor", folder, trust_remote_code=False)
         if not hasattr(found, "_process_audio"):
             raise UnsupportedModel(
-                f"the {type(found).__name__} of this transformers has no _process_audio; allowed: transformers 5.23"
+                f"the {type(found).__name__} of this transformers has no _process_audio; allowed: transformers {TRIED}"
             )
         merged = found._merge_kwargs(tokenizer_init_kwargs=found.tokenizer.init_kwargs)["audio_kwargs"]
         self.check_windows(found.feature_extractor, folder, config)
@@ -194,13 +198,8 @@ class HeardAudio(Family):
         return self.around_audio
 
     def read(self, processor: Hearing, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
-        rate, longest = processor.sampling_rate, processor.longest
-        if not len(item) or (longest is not None and len(item) > longest):
-            most = "" if longest is None else f" to {longest} ({longest / rate:g} seconds)"
-            raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: 1{most or ' or more'} float32 samples at {rate} Hz. Cut "
-                "it into windows, and write a placeholder for each"
-            )
+        rate = processor.sampling_rate
+        check_samples(item, rate, most=processor.longest)
         made, (text,) = processor.processor._process_audio([item], **processor.settings)
         rows = text.count(token)
         if not rows:
@@ -211,6 +210,16 @@ class HeardAudio(Family):
             text=text,
             embeddings=rows,
             notes={self.duration: f"{len(item) / rate:.2f}"} if self.duration else {},
+        )
+
+
+def check_samples(samples: np.ndarray[Any, Any], rate: int, *, least: int = 1, most: int | None = None) -> None:
+    """Raises `InvalidRequest` unless there are ``least`` to ``most`` samples, at ``rate`` Hz; ``None``: any number."""
+    if not least <= len(samples) <= (len(samples) if most is None else most):
+        bound = "or more" if most is None else f"to {most} ({most / rate:g} seconds)"
+        raise InvalidRequest(
+            f"the audio has {len(samples)} samples; allowed: {least} {bound}, float32 at {rate} Hz. Cut longer audio "
+            "into windows"
         )
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import field, frozen
 from torch import Tensor
@@ -29,43 +28,23 @@ from .conversations import Rendered, render, template_of
 
 
 Message = Mapping[str, Any]
-_Write = Callable[[Sequence[Message]], Rendered]
-"""Renders messages by the template."""
+Form = Callable[[Sequence[Message]], Sequence[Message]]
+"""Writes messages anew, with the same texts."""
 
 
-def render_texts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
-    """Renders ``messages`` that hold texts alone by the tokenizer's chat template. Text parts are joined by line ends,
-    since templates of text models expect a text; the few templates that refuse texts get parts. ``options`` and errors
-    are as in `render`."""
-    write: _Write = partial(render, tokenizer, **options)
-    try:
-        return write(_joined(messages))
-    except InvalidRequest as error:
-        try:
-            return write(_parted(messages))
-        except InvalidRequest:
-            raise error from error.__cause__
-
-
-def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
-    """Renders ``messages`` that may hold images or audio. If a text is missing from the prompt, renders them again,
-    with each text as a list of one part, or each list of texts as one text. ``options`` and errors are as in `render`.
-    """
-    return _fullest(partial(render, tokenizer, **options), messages, [messages, _parted(messages), _joined(messages)])
-
-
-def _fullest(write: _Write, messages: Sequence[Message], forms: Sequence[Sequence[Message]]) -> Rendered:
-    """Returns the rendering of the first of ``forms`` that shows all texts. If none does, returns the first rendering
-    that shows the most texts."""
+def render_fullest(tokenizer: Any, messages: Sequence[Message], forms: Sequence[Form], **options: Any) -> Rendered:
+    """Renders ``messages`` in the first of ``forms`` in which the chat template shows all texts. If there is none, in
+    the first that shows the most texts. ``options`` and errors are as in `render`."""
     texts = [text for message in messages for text in _texts(message)]
     best, most, refusals = None, -1, list[InvalidRequest]()
     for form in forms:
+        formed = form(messages)
         try:
-            rendered = write(form)
+            rendered = render(tokenizer, formed, **options)
         except InvalidRequest as error:
             refusals.append(error)
             continue
-        told = 0 if _has_python(rendered, form) else sum(text in rendered for text in texts)
+        told = 0 if _has_python(rendered, formed) else sum(text in rendered for text in texts)
         if told == len(texts):
             return rendered
         if told > most:
@@ -116,6 +95,12 @@ def _joined(messages: Sequence[Message]) -> Sequence[Message]:
     ]
 
 
+TEXTS: tuple[Form, ...] = (_joined, _parted)
+"""The forms of conversations of texts alone: templates of text models expect a text, and a few refuse texts."""
+PARTS: tuple[Form, ...] = (list, _parted, _joined)
+"""The forms of conversations that may have images or audio."""
+
+
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +112,7 @@ class TextPreparer:
     media: frozenset[str] = frozenset()
     needs_prompt: bool = True
     chat_template: str | None = field(default=None, repr=False)  # a chat template that overrides the tokenizer's own
+    forms: ClassVar[tuple[Form, ...]] = TEXTS
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextPreparer:
@@ -188,7 +174,8 @@ class TextPreparer:
         Raises:
             InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
         """
-        return render_texts(self.tokenizer, messages, tools=tools, options=options)
+        given = {"template": self.chat_template, "tools": tools, "options": options}
+        return render_fullest(self.tokenizer, messages, self.forms, **given)
 
 
 @frozen(kw_only=True)
@@ -219,6 +206,7 @@ class MediaPreparer(TextPreparer):
     needs_item: bool = False  # the weights are right for prompts with items alone
     start: tuple[int, ...] = ()  # see `Family.start`
     _read: Callable[[Any], Read]  # see `Family.read`
+    forms: ClassVar[tuple[Form, ...]] = PARTS
 
     def with_items(self, prompt: str, count: int) -> str:
         """Returns ``prompt`` with the placeholders of ``count`` items in front of it, unless it has placeholders
@@ -255,20 +243,6 @@ class MediaPreparer(TextPreparer):
         begin = self.tokenizer.bos_token  # a processor adds it to a rendered conversation too, if missing
         special = not (isinstance(prompt, Rendered) and begin is not None and prompt.startswith(begin))
         return self._place(tokenize(self.tokenizer, text, special=special), read)
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Renders a conversation, whose contents are texts or lists of parts, as a prompt.
-
-        Raises:
-            InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
-        """
-        return render_parts(self.tokenizer, messages, template=self.chat_template, tools=tools, options=options)
 
     def _prepare_tokens(self, token_ids: tuple[int, ...], given: Sequence[Any]) -> Prepared:
         self._check_unread([text for text, token in self.unread if token in token_ids])

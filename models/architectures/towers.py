@@ -14,11 +14,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from ...core.errors import CheckpointError, InvalidRequest
+from ...core.errors import CheckpointError
 from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.lora import merge_adapter
 from .frontends import PairedMel, StackedFbank, TorchFeatures
-from .heard import HeardAudio
+from .heard import HeardAudio, check_samples
 from .prompts import MediaPreparer, Read
 
 _VOXTRAL_CHAT = (
@@ -59,8 +59,7 @@ class Voxtral(HeardAudio):
         return None if tokenizer.chat_template else _VOXTRAL_CHAT
 
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:
-        if not len(item):
-            raise InvalidRequest("the audio has no samples; give one or more")
+        check_samples(item, processor.sampling_rate)
         filled = {"padding": True, "pad_to_multiple_of": processor.n_samples, "truncation": False}
         made = processor(item, sampling_rate=processor.sampling_rate, return_tensors="pt", **filled)
         windows = made["input_features"][0].unflatten(1, (-1, processor.nb_max_frames)).transpose(0, 1).contiguous()
@@ -74,23 +73,15 @@ class Fronted(HeardAudio):
     """A model that reads `TorchFeatures`."""
 
     front: type[TorchFeatures]
+    alone: bool = True
 
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
         return self.front.read(folder)
 
-    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Encodes the items one by one, since the encoder would read the padding of shorter ones."""
-        encode = super().encode
-        return [encode(module, [payload])[0] for payload in payloads]
-
     def features(self, front: Any, item: np.ndarray[Any, Any]) -> Tensor:
         """Returns the features [1, rows, values] of ``item``. Raises `InvalidRequest` for too few or too many
         samples."""
-        if not front.least <= len(item) <= (front.longest or len(item)):
-            raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: {front.least} to {front.longest or 'any number'}, at "
-                f"{front.sampling_rate} Hz. Cut longer audio into windows, and write a placeholder for each"
-            )
+        check_samples(item, front.sampling_rate, least=front.least, most=front.longest)
         made: Tensor = front(item)[None]
         return made
 
@@ -179,11 +170,7 @@ class Phi4Multimodal(HeardAudio):
         return load_part("Phi4MultimodalFeatureExtractor", folder)
 
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
-        if len(item) < processor.win_length:
-            raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: {processor.win_length} or more, at "
-                f"{processor.sampling_rate} Hz"
-            )
+        check_samples(item, processor.sampling_rate, least=processor.win_length)
         made = processor(item, sampling_rate=processor.sampling_rate, return_tensors="pt")
         return heard(made["audio_input_features"], int(made["audio_embed_sizes"]), token)
 

@@ -20,6 +20,7 @@ from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
 from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.layers import LayerRequest
+from ..checkpoints.loading import untried
 from ..checkpoints.modules import ModuleCheckpoint
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
@@ -131,7 +132,7 @@ def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
     except Exception as error:  # modules raise many kinds: wrapped, not hidden
         if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for this error
             raise
-        raise refusal(f"cannot be run ({type(error).__name__}: {error})") from error
+        raise refusal(f"cannot be run ({type(error).__name__}: {error}{untried()})") from error
 
 
 def _prompts(checkpoint: ModuleCheckpoint, lengths: Sequence[int]) -> list[list[int]]:

@@ -22,6 +22,9 @@ from .settings import Settings
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
 
+TRIED = "5.23"
+"""The version of transformers that was tried. Others are allowed, but some families and loads read private parts."""
+
 # A tekken.json does not say what its special tokens are for.
 _TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "add_bos_token": True}
 _NAMED = 3  # how many missing weights an error names
@@ -128,8 +131,16 @@ def _errors(loader: str, folder: Path) -> Iterator[None]:
             raise  # given up, or out of memory: nothing is wrong with the checkpoint
         raise CheckpointError(
             f"{loader} cannot be made from {folder}: {type(error).__name__}: {error}; "
-            "download or save the checkpoint again"
+            f"download or save the checkpoint again{untried()}"
         ) from error
+
+
+def untried() -> str:
+    """Returns the end of an error that may have its cause in the version of transformers; empty: it was tried."""
+    import transformers
+
+    version = str(transformers.__version__)
+    return "" if version.startswith(f"{TRIED}.") else f", or install transformers {TRIED}: {version} was not tried"
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import triolet
 from triolet.api.inputs.messages import Conversation
 from triolet.core.errors import InvalidRequest
-from triolet.models.architectures.prompts import render_parts, render_texts
+from triolet.models.architectures.prompts import PARTS, TEXTS, Form, render_fullest
 
 from ..checkpoints.families import make_checkpoint
 
@@ -58,18 +58,14 @@ CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from("us"), "
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-@pytest.mark.parametrize("preparer", ["text", "media"])
+@pytest.mark.parametrize("forms", [TEXTS, PARTS], ids=["text", "media"])
 @given(messages=CONVERSATIONS)
 @settings(max_examples=50)
 def test_every_text_is_told_whatever_the_template_knows(
-    template: str, preparer: str, messages: list[dict[str, Any]]
+    template: str, forms: tuple[Form, ...], messages: list[dict[str, Any]]
 ) -> None:
     """And never as Python writes a list."""
-    tokenizer = Tokenizer(chat_template=template)
-    if preparer == "text":
-        rendered = render_texts(tokenizer, messages)
-    else:
-        rendered = render_parts(tokenizer, messages, template=None)
+    rendered = render_fullest(Tokenizer(chat_template=template), messages, forms)
     for content in (message["content"] for message in messages):
         assert all(text in rendered for text in ([content] if isinstance(content, str) else said_in(content)))
     assert "{" not in rendered
@@ -77,7 +73,7 @@ def test_every_text_is_told_whatever_the_template_knows(
 
 def test_parts_of_text_are_joined_by_line_ends_for_templates_of_texts() -> None:
     messages = [{"role": "user", "content": parts("one", "two")}]
-    assert render_texts(Tokenizer(chat_template=TEXTS_ALONE), messages) == "<user>one\ntwo"
+    assert render_fullest(Tokenizer(chat_template=TEXTS_ALONE), messages, TEXTS) == "<user>one\ntwo"
 
 
 def test_images_stay_where_they_are_among_the_texts() -> None:
@@ -85,22 +81,21 @@ def test_images_stay_where_they_are_among_the_texts() -> None:
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [*parts("see"), {"type": "image"}, *parts("?")]},
     ]
-    assert render_parts(Tokenizer(chat_template=PARTS_ALONE), messages, template=None) == (
-        "<system>be brief<user>see[image]?"
-    )
+    rendered = render_fullest(Tokenizer(chat_template=PARTS_ALONE), messages, PARTS)
+    assert rendered == "<system>be brief<user>see[image]?"
 
 
 def test_a_template_that_leaves_a_text_out_on_purpose_gets_the_conversation_as_it_was_meant() -> None:
     """As those that drop what was thought in earlier turns."""
     template = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }};{% endfor %}"
     messages = [{"role": "a", "content": "hm</think>yes"}, {"role": "u", "content": parts("and", "now?")}]
-    assert render_texts(Tokenizer(chat_template=template), messages) == "yes;and\nnow?;"
+    assert render_fullest(Tokenizer(chat_template=template), messages, TEXTS) == "yes;and\nnow?;"
 
 
 def test_what_every_form_is_refused_for_is_told_of_the_first() -> None:
     template = "{{ messages[0].nothing.at_all }}"
     with pytest.raises(InvalidRequest, match="chat template refuses the messages: UndefinedError"):
-        render_texts(Tokenizer(chat_template=template), [{"role": "u", "content": parts("hi")}])
+        render_fullest(Tokenizer(chat_template=template), [{"role": "u", "content": parts("hi")}], TEXTS)
 
 
 # -- what is told ----------------------------------------------------------------------------------------------------

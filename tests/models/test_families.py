@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import Placeholder
 from triolet.models.architectures.families import find_family
+from triolet.models.checkpoints.loading import load_part
 from triolet.models.checkpoints.turns import Turns
 
 from ..checkpoints.families import FAMILIES, make_checkpoint
@@ -150,6 +151,12 @@ def test_a_missing_weight_is_told_by_name_and_not_drawn_at_random(name: str, tmp
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lacks 1 weights that its config.json asks for: .*projector.*weight"):
         load(folder)
+
+
+def test_an_error_of_a_transformers_that_was_not_tried_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    with pytest.raises(CheckpointError, match=r"again, or install transformers 5\.23: 5\.99\.0 was not tried"):
+        load_part("AutoImageProcessor", tmp_path)
 
 
 def test_two_loads_at_once_leave_transformers_as_it_was() -> None:
