@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 
 from attrs import evolve, frozen
 
@@ -20,29 +21,31 @@ from ..core.plan import SampledToken
 from .memory.encoder_outputs import EncoderOutputs
 from .memory.frame_states import FrameStates
 from .memory.kv import PagedKV
+from .native.draws import NOTHING, Chosen, Draw
+from .native.library import Choice
 from .networks.network import Feed, Network
-from .sampling.answers import Answers, Asked, answers_of, draws_of
-from .sampling.beams import Search
+from .sampling.beams import Search, merge
 from .sampling.logits import choose
-from .sampling.rules import ConstantBans, SamplerInput
+from .sampling.rules import ConstantBans, SamplerInput, draw_of, token_of
 
 
 @frozen(kw_only=True)
 class _Wanted:
     """The rows whose logits a step needs, as (index of the chunk, offset in it). ``samples`` has, for each chunk by
-    index, the range of its rows, one for each token that may be sampled. These come first. Then comes one row for each
-    beam, whose chunk ``searches`` names. ``probes`` has the row of a chunk's probe.
+    index, the range of its rows, one for each token that may be sampled. These come first. Then come those of the
+    ``searches``, one for each beam. ``probes`` has the row of a chunk's probe.
     """
 
     rows: list[tuple[int, int]]
     samples: dict[int, range]
-    searches: list[int]
+    searches: dict[Search, range]
     probes: dict[int, int]
 
 
 @frozen(kw_only=True, eq=False)
 class Sampler:
-    """Samples tokens from a network's logits."""
+    """Samples tokens from a network's logits. Each row of logits has a `Draw`, which the native library answers within
+    the call that computes the step, or torch (`choose`)."""
 
     network: Network
     paged: PagedKV | FrameStates | None  # the pages of the network
@@ -61,69 +64,67 @@ class Sampler:
             EngineError: a sequence has no token to sample.
         """
         wanted = _wanted_rows(feeds)
-        beams = [feeds[index] for index in wanted.searches]
-        owners = list(dict.fromkeys(feed.record.search for feed in beams if feed.record.search is not None))
-        asked = Asked(
-            tokens=[
-                self._of(feeds[index], behind) for index, own in wanted.samples.items() for behind in range(len(own))
-            ],
-            beams=[self._of(feed, 0) for feed in beams],
-            searches=owners,
-            probes=[
-                (row, probe.token_ids)
-                for index, row in wanted.probes.items()
-                if (probe := feeds[index].record.start.probe)
-            ],
-        )
-        answers = self._answer(feeds, wanted.rows, asked, copies)
-        sampled = {
-            index: _accept(feeds[index], answers.tokens[own.start : own.stop]) for index, own in wanted.samples.items()
-        }
-        found = dict(zip(owners, map(Search.advance, owners, answers.candidates), strict=True))
-        sampled |= {index: found[owner] for index in wanted.searches if (owner := feeds[index].record.search)}
+        inputs = [_input(feeds[index], row - own.start) for index, own in wanted.samples.items() for row in own]
+        chosen = self._choose(feeds, wanted.rows, self._draws(feeds, wanted, inputs), copies)
+        tokens = [token_of(one, found, self.eos_token_ids) for one, found in zip(inputs, chosen, strict=False)]
+        sampled = {index: _accept(feeds[index], tokens[own.start : own.stop]) for index, own in wanted.samples.items()}
+        for search, own in wanted.searches.items():
+            found = merge([chosen[row].found for row in own], search.state.settings.candidates)
+            sampled |= dict.fromkeys((wanted.rows[row][0] for row in own), search.advance(found))
         for index, one in sampled.items():
             if any(math.isnan(token.logprob) for token in (one, *one.accepted)):
                 raise EngineError(
                     f"sequence {feeds[index].part.sequence_id} has no token to sample: its logits are not finite, or "
                     "its rules do not allow any token"
                 )
-        probes = dict(zip(wanted.probes, answers.probes, strict=True))
         nothing = SampledToken(token_id=None)
         return [
             evolve(
                 sampled.get(index, nothing),
-                probe=probes.get(index),
+                probe=chosen[wanted.probes[index]].asked if index in wanted.probes else None,
                 frames=feed.record.frames if index in wanted.samples else None,
             )
             for index, feed in enumerate(feeds)
         ]
 
-    def _answer(
-        self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], asked: Asked, copies: Sequence[Copy]
-    ) -> Answers:
-        """Copies the pages, feeds the chunks and answers ``asked``. The native library does all this in one call."""
-        draws = draws_of(asked, self.constant, self.eos_token_ids)
+    def _draws(self, feeds: Sequence[Feed], wanted: _Wanted, inputs: Sequence[SamplerInput]) -> list[Draw]:
+        """Returns the draw of each wanted row. ``inputs`` are those of the rows of samples."""
+        draws = [draw_of(one, self.constant, self.eos_token_ids) for one in inputs]
+        for search, own in wanted.searches.items():
+            for row, beam in zip(own, search.state.beams, strict=True):
+                draw = draw_of(_input(feeds[wanted.rows[row][0]], 0), self.constant, self.eos_token_ids)
+                draws.append(evolve(draw, choice=Choice.BEAM, told=search.state.settings.candidates, total=beam.total))
+        draws += [NOTHING] * (len(wanted.rows) - len(draws))
+        for index, row in wanted.probes.items():
+            probe = feeds[index].record.start.probe
+            assert probe is not None, "a row is wanted for a probe"
+            draws[row] = evolve(draws[row], asked=probe.token_ids)
+        return draws
+
+    def _choose(
+        self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], draws: Sequence[Draw], copies: Sequence[Copy]
+    ) -> list[Chosen]:
+        """Copies the pages, feeds the chunks and answers the draws. The native library does all this in one call."""
         if self.network.native is not None:
-            fed, told_rows = self.network.fed(feeds, rows, self.outputs)
-            return answers_of(self.network.native.choose(fed, told_rows, draws, copies), asked, self.eos_token_ids)
+            return self.network.native.choose(*self.network.fed(feeds, rows, self.outputs), draws, copies)
         if copies:
             assert isinstance(self.paged, PagedKV), "a search reads pages"
             self.paged.copy(copies)
-        logits = self.network.logits(feeds, rows, self.outputs)
-        return answers_of(choose(logits, draws), asked, self.eos_token_ids)
+        return choose(self.network.logits(feeds, rows, self.outputs), draws)
 
-    def _of(self, feed: Feed, behind: int) -> SamplerInput:
-        """Returns the sampler's input for the token after the first ``behind`` draft tokens of ``feed``."""
-        record, start = feed.record, feed.record.start
-        in_order = start.rules.no_repeat_ngram > 0 and start.rules.counts_prompt
-        return SamplerInput(
-            generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,
-            sampling=start.sampling,
-            rules=start.rules,
-            prompt=record.prompt,
-            guide=record.guide,
-            before=start.token_ids[: start.prompt_length] if in_order else (),
-        )
+
+def _input(feed: Feed, behind: int) -> SamplerInput:
+    """Returns the sampler's input for the token after the first ``behind`` draft tokens of ``feed``."""
+    record, start = feed.record, feed.record.start
+    in_order = start.rules.no_repeat_ngram > 0 and start.rules.counts_prompt
+    return SamplerInput(
+        generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,
+        sampling=start.sampling,
+        rules=start.rules,
+        prompt=record.prompt,
+        guide=record.guide,
+        before=start.token_ids[: start.prompt_length] if in_order else (),
+    )
 
 
 def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
@@ -139,16 +140,18 @@ def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
     """Returns the rows to compute. A probe may share a row with a sampled token."""
-    wanted = _Wanted(rows=[], samples={}, searches=[], probes={})
-    for index, feed in enumerate(feeds):
-        if feed.part.samples and feed.record.search is None:
+    wanted = _Wanted(rows=[], samples={}, searches={}, probes={})
+    sampling = [(index, feed) for index, feed in enumerate(feeds) if feed.part.samples]
+    for index, feed in sampling:
+        if feed.record.search is None:
             first, row = feed.part.length - len(feed.proposed) - 1, len(wanted.rows)
             wanted.rows.extend((index, offset) for offset in range(first, feed.part.length))
             wanted.samples[index] = range(row, len(wanted.rows))
-    for index, feed in enumerate(feeds):
-        if feed.part.samples and feed.record.search is not None:
-            wanted.searches.append(index)
-            wanted.rows.append((index, feed.part.length - 1))
+    for search, beams in groupby(sampling, key=lambda one: one[1].record.search):
+        if search is not None:
+            row = len(wanted.rows)
+            wanted.rows.extend((index, feed.part.length - 1) for index, feed in beams)
+            wanted.searches[search] = range(row, len(wanted.rows))
     for index, feed in enumerate(feeds):
         part, probe = feed.part, feed.record.start.probe
         if probe is None or not part.start <= probe.position < part.start + part.length - len(feed.proposed):

@@ -146,4 +146,5 @@ class Arrays:
         for each in _DRAW.iter_unpack(self.draws):
             first, count, asked, token, logprob = each[10], each[11], each[12], each[-2], each[-1]
             own = found[first : first + count]
-            yield Chosen(token, logprob, tuple(one for *_, one in own[:asked]), own[asked:])
+            likeliest = [one for one in own[asked:] if one[0] != NONE]
+            yield Chosen(token, logprob, tuple(one for *_, one in own[:asked]), likeliest)

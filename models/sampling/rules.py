@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import define, evolve, field, frozen
 
+from ...core.plan import SampledToken
 from ...core.request import LogitRules, SamplingParams, TimestampRules
-from ..native.draws import Draw
+from ..native.draws import NONE, Chosen, Draw
 from ..native.library import Change
 from .structure import Guide
 
@@ -158,6 +159,19 @@ def timestamp_bans(
     if last is not None:  # time does not run backwards, and only a pair repeats a timestamp
         bans.append((begin, last if closes else last + 1))
     return bans
+
+
+def token_of(one: SamplerInput, chosen: Chosen, eos_token_ids: tuple[int, ...]) -> SampledToken:
+    """Returns what is sampled by the answer to the draw of ``one``. If the structure has an error, returns that error
+    with an end-of-text token in place of the chosen one; a model without an end-of-text token keeps the chosen one."""
+    error = ""
+    if one.guide is not None:  # it does not keep this error: perhaps a draft token led here
+        nothing = "the structure leaves no token that the model may sample; ask for another one"
+        error = one.guide.error or (nothing if chosen.token == NONE else "")
+    if error:
+        return SampledToken(token_id=(*eos_token_ids, chosen.token)[0], error=error)
+    top = tuple((token, logprob) for token, _, logprob in chosen.found)
+    return SampledToken(token_id=chosen.token, logprob=chosen.logprob, top=top)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -12,9 +12,9 @@ import trio
 from attrs import define
 
 from triolet import Completion, Engine, EngineConfig, PoisonRequest, SamplingParams
+from triolet.models.native.draws import Chosen
 from triolet.models.networks.network import Feed
 from triolet.models.sampler import Sampler
-from triolet.models.sampling.answers import Answers
 from triolet.models.speech.whisper_speech import special_tokens
 
 REQUESTS, RATE = 200, 0.05
@@ -29,7 +29,7 @@ class Flaky:
     steps: int = 0
     failed: int = 0
 
-    def answer(self, sampler: Sampler, feeds: Sequence[Feed], *rest: Any) -> Answers:
+    def answer(self, sampler: Sampler, feeds: Sequence[Feed], *rest: Any) -> list[Chosen]:
         self.steps += 1
         found = ANSWER(sampler, feeds, *rest)
         if any(POISON in feed.tokens for feed in feeds):
@@ -40,7 +40,7 @@ class Flaky:
         return found
 
 
-ANSWER = Sampler._answer
+ANSWER = Sampler._choose
 
 
 @define
@@ -76,10 +76,10 @@ async def test_of_200_mixed_requests_only_the_poisonous_ones_fail(checkpoint, au
     undisturbed = await Mixed(checkpoint, audio).run()
     flaky = Flaky(random.Random(0))
 
-    def answer(*arguments: Any) -> Answers:  # a function, so that it is given the sampler
+    def answer(*arguments: Any) -> list[Chosen]:  # a function, so that it is given the sampler
         return flaky.answer(*arguments)
 
-    monkeypatch.setattr(Sampler, "_answer", answer)
+    monkeypatch.setattr(Sampler, "_choose", answer)
     disturbed = await Mixed(checkpoint, audio, frozenset({31, 77, 140})).run()
     assert flaky.failed >= 0.03 * flaky.steps, "the device was not flaky"
     poisoned = {number for number, end in disturbed.items() if end == "poison"}

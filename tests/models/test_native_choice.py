@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from triolet.core.beams import Candidate
 from triolet.core.errors import EngineError
-from triolet.core.plan import SequenceStart
 from triolet.core.request import LogitRules, SamplingParams, TimestampRules
 from triolet.models.memory.rows import Rows
 from triolet.models.native.draws import NOTHING, Draw
@@ -24,10 +23,9 @@ from triolet.models.native.library import Change, Choice, Ending, Library
 from triolet.models.native.panels import Panels
 from triolet.models.native.program import Normed, Program
 from triolet.models.native.runner import Runner
-from triolet.models.sampling.answers import Answers, Asked, answers_of, draws_of
-from triolet.models.sampling.beams import Search
+from triolet.models.sampling.beams import merge
 from triolet.models.sampling.logits import choose
-from triolet.models.sampling.rules import ConstantBans, SamplerInput
+from triolet.models.sampling.rules import ConstantBans, SamplerInput, draw_of
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -95,6 +93,7 @@ TIMESTAMPS = st.builds(
     no_timestamps_id=st.just(VOCABULARY - 1_000),
     max_initial=st.sampled_from([None, 0, 50]),
 )
+NO_RULES = LogitRules()
 RULES = st.builds(
     LogitRules,
     suppress=st.lists(TOKENS, max_size=5, unique=True).map(tuple),
@@ -109,73 +108,53 @@ INPUTS = st.builds(
     SamplerInput,
     generated=st.lists(TOKENS, max_size=5),
     sampling=SAMPLINGS,
-    rules=st.just(LogitRules()) | RULES,
+    rules=st.just(NO_RULES) | RULES,
     guide=st.none() | st.builds(AnyTokens, st.frozensets(TOKENS, max_size=30)),
     prompt=st.lists(TOKENS, max_size=3).map(tuple),
 )
+BEAMS = st.builds(
+    SamplerInput, generated=st.lists(TOKENS, max_size=5), sampling=st.just(SamplingParams(beam_size=5)), rules=RULES
+)
 
 
-def searching(size: int, beams: int) -> Search:
-    """A search that has as many beams as ``beams``."""
-    sampling = SamplingParams(beam_size=size)
-    start = SequenceStart(
-        sequence_id=1, token_ids=(1, 2), prompt_length=2, sampling=sampling, rules=LogitRules(), probe=None,
-        max_tokens=50, stops=frozenset({EOS}),
-    )  # fmt: skip
-    search = Search.of(start, 16)
-    search.advance([Candidate(0, 100 + one, -0.5 * one, -0.5) for one in range(beams)])
-    return search
+def drawn(one: SamplerInput, **changes: Any) -> Draw:
+    return evolve(draw_of(one, ConstantBans(VOCABULARY), (EOS,)), **changes)
 
 
-@st.composite
-def questions(draw: st.DrawFn) -> Asked:
-    searches = [searching(size, draw(st.integers(1, size))) for size in draw(st.lists(st.integers(2, 5), max_size=2))]
-    rules = st.builds(LogitRules) | RULES
-    beams = [
-        SamplerInput(generated=list(beam.token_ids), sampling=SamplingParams(beam_size=5), rules=ruled)
-        for search in searches
-        for ruled in [draw(rules)]
-        for beam in search.state.beams
-    ]
-    tokens, asked = draw(st.lists(INPUTS, max_size=9)), draw(st.lists(st.lists(TOKENS, max_size=5).map(tuple)))
-    shared, behind = draw(st.integers(0, min(len(tokens), len(asked)))), len(tokens) + len(beams)
-    probes = [(row if row < shared else behind + row - shared, ids) for row, ids in enumerate(asked)]
-    return Asked(tokens=tokens, beams=beams, searches=searches, probes=probes)
+QUESTIONS = st.one_of(
+    INPUTS.map(drawn),
+    st.builds(drawn, BEAMS, choice=st.just(Choice.BEAM), told=st.integers(2, 10), total=st.floats(-9, 0, width=32)),
+    st.just(NOTHING),
+)
+DRAWS = st.builds(lambda draw, asked: evolve(draw, asked=asked), QUESTIONS, st.lists(TOKENS, max_size=5).map(tuple))
 
 
-def answers_by(runner: Runner, fed: Sequence[int], asked: Asked) -> tuple[Answers, Answers]:
-    """Those of torch, of the library's own logits; and the library's."""
-    rows, draws = Rows.all_of(len(fed)), draws_of(asked, ConstantBans(VOCABULARY), (EOS,))
-    by_torch, by_library = choose(runner.step(fed, rows), draws), runner.choose(fed, rows, draws)
-    return answers_of(by_torch, asked, (EOS,)), answers_of(by_library, asked, (EOS,))
-
-
-def assert_alike(expected: Answers, found: Answers) -> None:
-    for ours, theirs in zip(found.tokens, expected.tokens, strict=True):
-        assert (ours.token_id, ours.error) == (theirs.token_id, theirs.error) or math.isnan(theirs.logprob)
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4, nan_ok=True)
-        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
-        assert [one for _, one in ours.top] == pytest.approx([one for _, one in theirs.top], abs=1e-4)
-    for ours, theirs in zip(found.candidates, expected.candidates, strict=True):
-        assert [(one.beam, one.token_id) for one in ours] == [(one.beam, one.token_id) for one in theirs]
-        for name in ("total", "logprob"):
-            assert [getattr(one, name) for one in ours] == pytest.approx(
-                [getattr(one, name) for one in theirs], abs=1e-4
-            )
-    for ours, theirs in zip(found.probes, expected.probes, strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-4)
+def assert_alike(runner: Runner, fed: Sequence[int], draws: Sequence[Draw]) -> None:
+    """The answers of torch, to the library's own logits, and those of the library."""
+    rows = Rows.all_of(len(fed))
+    expected, found = choose(runner.step(fed, rows), draws), runner.choose(fed, rows, draws)
+    for draw, theirs, ours in zip(draws, expected, found, strict=True):
+        if draw.choice is Choice.TOKEN:
+            assert ours.token == theirs.token or math.isnan(theirs.logprob)
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4, nan_ok=True)
+        assert [token for token, *_ in ours.found] == [token for token, *_ in theirs.found]
+        for place in (1, 2):
+            assert [one[place] for one in ours.found] == pytest.approx([one[place] for one in theirs.found], abs=1e-4)
+        assert ours.asked == pytest.approx(theirs.asked, abs=1e-4)
 
 
 @settings(max_examples=120)
-@given(asked=questions(), dtype=st.sampled_from([None, torch.float16, torch.bfloat16, torch.int8]), data=st.data())
-def test_the_library_answers_as_torch_does(asked: Asked, dtype: torch.dtype | None, data: st.DataObject) -> None:
-    """Tokens by every rule, candidates of searches, probes; in one call, or in several of ``MOST_ROWS`` rows."""
-    count = max([len(asked.tokens) + len(asked.beams), *(row + 1 for row, _ in asked.probes)])
-    if not count:
-        return
-    fed = data.draw(st.lists(TOKENS, min_size=count, max_size=count))
-    with running(table(dtype), torch.zeros(VOCABULARY), level=data.draw(st.sampled_from([1, 3, 4]))) as runner:
-        assert_alike(*answers_by(runner, fed, asked))
+@given(
+    asked=st.lists(st.tuples(TOKENS, DRAWS), min_size=1, max_size=12),
+    dtype=st.sampled_from([None, torch.float16, torch.bfloat16, torch.int8]),
+    level=st.sampled_from([1, 3, 4]),
+)
+def test_the_library_answers_as_torch_does(
+    asked: list[tuple[int, Draw]], dtype: torch.dtype | None, level: int
+) -> None:
+    """Tokens by every rule, beams, and what is asked; in one call, or in several of ``MOST_ROWS`` rows."""
+    with running(table(dtype), torch.zeros(VOCABULARY), level=level) as runner:
+        assert_alike(runner, [token for token, _ in asked], [draw for _, draw in asked])
 
 
 @settings(max_examples=60)
@@ -184,16 +163,13 @@ def test_the_library_answers_as_torch_does(asked: Asked, dtype: torch.dtype | No
     level=st.sampled_from([1, 3, 4]),
 )
 def test_of_equal_logits_the_first_is_the_likeliest(asked: list[tuple[int, SamplingParams, int]], level: int) -> None:
-    inputs = [
-        SamplerInput(
-            generated=[0] * length, sampling=evolve(sampling, logprobs=None, logit_bias=()), rules=LogitRules()
-        )
-        for _, sampling, length in asked
+    draws = [
+        drawn(SamplerInput(generated=[0] * length, sampling=evolve(one, logprobs=None, logit_bias=()), rules=NO_RULES))
+        for _, one, length in asked
     ]
     bias = torch.where(torch.arange(VOCABULARY) % 3 == 0, 40.0, 0.0)
     with running(table(None), bias, level=level) as runner:
-        questions = Asked(tokens=inputs, beams=(), searches=(), probes=())
-        assert_alike(*answers_by(runner, [token for token, *_ in asked], questions))
+        assert_alike(runner, [token for token, *_ in asked], draws)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -219,13 +195,12 @@ def test_what_is_broken_has_no_log_probability(broken: float, draw: Draw) -> Non
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_search_whose_logits_are_broken_finds_no_candidates(broken: float) -> None:
     """It fails, and does not win by a score that nobody has computed."""
-    bias, search = torch.zeros(VOCABULARY), searching(4, 2)
+    bias = torch.zeros(VOCABULARY)
     bias[VOCABULARY - 1] = broken
-    beams = [SamplerInput(generated=[1], sampling=SamplingParams(beam_size=4), rules=LogitRules()) for _ in range(2)]
+    draws, rows = [Draw(choice=Choice.BEAM, told=4)] * 2, Rows.all_of(2)
     with running(table(None), bias) as runner:
-        asked = Asked(tokens=(), beams=beams, searches=[search], probes=())
-        expected, found = answers_by(runner, [3, 4], asked)
-    assert expected.candidates == found.candidates == [[]]
+        for chosen in (choose(runner.step([3, 4], rows), draws), runner.choose([3, 4], rows, draws)):
+            assert merge([one.found for one in chosen], 4) == []
 
 
 def test_pages_are_copied_before_all_else() -> None:

@@ -15,9 +15,8 @@ from triolet.core.model import ModelDescription
 from triolet.core.plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan
 from triolet.core.request import EncoderItem, LogitRules, Placeholder, Pooling, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
-from triolet.models.sampling.answers import Asked, answers_of, draws_of
 from triolet.models.sampling.logits import choose
-from triolet.models.sampling.rules import ConstantBans, SamplerInput
+from triolet.models.sampling.rules import ConstantBans, SamplerInput, draw_of, token_of
 
 WHOLE = 1 << 30
 SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
@@ -221,9 +220,9 @@ def sample_tokens(
     logits: torch.Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]
 ) -> list[SampledToken]:
     """What the sampler takes of each row of ``logits``, by torch."""
-    asked = Asked(tokens=inputs, beams=(), searches=(), probes=())
-    draws = draws_of(asked, ConstantBans(logits.shape[-1]), eos_token_ids)
-    return answers_of(choose(logits, draws), asked, eos_token_ids).tokens
+    bans = ConstantBans(logits.shape[-1])
+    chosen = choose(logits, [draw_of(one, bans, eos_token_ids) for one in inputs])
+    return [token_of(one, found, eos_token_ids) for one, found in zip(inputs, chosen, strict=True)]
 
 
 def noise(length: int, seed: int, vocabulary: int = 256) -> tuple[int, ...]:
