@@ -149,7 +149,6 @@ class Engine:
         """
         await self._enter(partial(current_host, lasting=True))
 
-    @trio.lowlevel.enable_ki_protection
     async def _enter(self, make_host: Callable[[TrioEngine], Host]) -> None:
         """Opens the engine on the host that ``make_host`` makes. `SyncEngine` calls this method, too."""
         if self._host is not None:

@@ -29,6 +29,7 @@ class _Together(Generic[T]):
                 if index % _AT_ONCE == _AT_ONCE - 1:
                     await trio.lowlevel.checkpoint()
 
+    @trio.lowlevel.enable_ki_protection
     async def _one(self, index: int, scope: trio.CancelScope) -> None:
         try:
             if index > 0 and self.begun is not None:
@@ -46,7 +47,6 @@ class _Together(Generic[T]):
             raise
 
 
-@trio.lowlevel.enable_ki_protection
 async def run_together(operations: Sequence[Operation[T]], begun: trio.Event | None = None) -> list[T]:
     """Runs ``operations`` together, and returns their results in this order. The first error of an operation ends the
     others and is raised as it is, not in a group. A cancellation is raised as it is, too, since callers and the portal
@@ -82,7 +82,6 @@ def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | N
 
 
 @asynccontextmanager
-@trio.lowlevel.enable_ki_protection
 async def background() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]], None]]:
     """Opens a block and returns a function that starts tasks in it. The tasks must not raise; they are cancelled when
     the block ends. An error of the block's body is raised as it is, not in a group."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import trio
 from attrs import evolve
 
 from ...core.checks import shown
@@ -29,7 +28,6 @@ _LONGEST = 30.0  # seconds that are read at once: each reading encodes all of th
 
 
 @asynccontextmanager
-@trio.lowlevel.enable_ki_protection
 async def open_live(
     options: LiveOptions, description: ModelDescription, run: RunRequests, *, request_id: str, detector: VoiceActivity
 ) -> AsyncIterator[LiveTranscription]:

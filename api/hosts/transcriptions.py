@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import trio
 from attrs import evolve, field, fields_dict, frozen
 
 from ...core.config import EngineConfig
@@ -50,7 +49,6 @@ class Detectors:
 
 
 @asynccontextmanager
-@trio.lowlevel.enable_ki_protection  # a ^C between the body and this exit would skip the exit
 async def open_transcription(
     audio: AudioSource,
     options: TranscribeOptions,

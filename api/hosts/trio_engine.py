@@ -89,7 +89,6 @@ class TrioEngine:
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
-    @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Self:
         assert self.state is State.NEW, "entered twice"
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -105,7 +104,6 @@ class TrioEngine:
         self.state = State.OPEN
         return self
 
-    @trio.lowlevel.enable_ki_protection
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
@@ -229,7 +227,6 @@ class TrioEngine:
         ]
 
     @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection  # a ^C between the body and this exit would skip the exit
     async def follow(self, request: Request, asked: float, *, wait: bool) -> AsyncIterator[Deltas]:
         """Submits ``request`` and yields its deltas.
 
@@ -242,7 +239,6 @@ class TrioEngine:
             yield Deltas(mailbox, output)
 
     @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection
     async def stream(self, query: Query) -> AsyncIterator[DeltaStream]:
         """Implements `Engine.stream`."""
         asked = trio.current_time()
@@ -306,7 +302,6 @@ class TrioEngine:
         vectors = await run_together([partial(run, request) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 
-    @trio.lowlevel.enable_ki_protection
     async def _vector(self, request: Request, *, asked: float, wait: bool) -> tuple[float, ...]:
         async with self._submitted(request, asked, wait=wait) as mailbox:
             await mailbox.wait_end()
@@ -335,7 +330,6 @@ class TrioEngine:
             return await transcription.transcript()
 
     @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection  # as in `stream`
     async def stream_transcription(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AsyncIterator[SegmentStream]:
@@ -345,7 +339,6 @@ class TrioEngine:
             yield SegmentStream(transcription, transcription.progress)
 
     @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection
     async def live(
         self, options: LiveOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AsyncIterator[LiveSession]:
@@ -388,7 +381,6 @@ class TrioEngine:
         return f"{name or 'request'}#{next(self._numbers)}"
 
     @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection
     async def _submitted(
         self, request: Request, asked: float, output: Output | None = None, *, wait: bool
     ) -> AsyncIterator[Mailbox]:
@@ -417,12 +409,12 @@ class TrioEngine:
             if not mailbox.ended:
                 backend.abort(request.id)
 
+    @trio.lowlevel.enable_ki_protection  # the reader of a stream of segments calls it, too
     async def _run_together(self, requests: Sequence[Request], *, priority: int, wait: bool) -> list[Generated]:
         """Runs requests of a transcription until all have ended."""
         runs = [partial(self._run, one, priority=priority, wait=wait) for one in requests]
         return [await runs[0]()] if len(runs) == 1 else await run_together(runs)
 
-    @trio.lowlevel.enable_ki_protection
     async def _run(self, request: Request, *, priority: int, wait: bool) -> Generated:
         """Runs one request of a transcription to its end."""
         asked = trio.current_time()
@@ -451,7 +443,6 @@ class TrioEngine:
         backend, description = self._opened()
         return output_of(request, texts, frozenset(description.eos_token_ids), partial(backend.abort, request.id))
 
-    @trio.lowlevel.enable_ki_protection
     async def _complete(
         self, request: Request, asked: float, begun: trio.Event | None = None, *, wait: bool
     ) -> Completion:

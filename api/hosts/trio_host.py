@@ -71,10 +71,11 @@ class TrioHost:
         if self._engine.state is State.OPEN:
             trio.lowlevel.spawn_system_task(self._engine.aclose, 0.0)
 
-    def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    @trio.lowlevel.enable_ki_protection  # ^C comes at checkpoints, not between two lines of ours
+    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Runs an operation of the engine. Cancelling the awaiting task cancels the operation and waits for its end."""
         self._check()
-        return operation()
+        return await operation()
 
     def read(self, function: Callable[[], T]) -> T:
         """Calls a quick function that reads the engine's state. Observers, which run in the engine's loop, may call
