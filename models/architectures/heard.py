@@ -219,7 +219,7 @@ def check_samples(samples: np.ndarray[Any, Any], rate: int, *, least: int = 1, m
         bound = "or more" if most is None else f"to {most} ({most / rate:g} seconds)"
         raise InvalidRequest(
             f"the audio has {len(samples)} samples; allowed: {least} {bound}, float32 at {rate} Hz. Cut longer audio "
-            "into windows"
+            "into windows, and write a placeholder for each"
         )
 
 
