@@ -2,8 +2,8 @@
 encoder caches, then those of requests and their memory, then those of errors and shutdown (the device's are in
 ``tests/models``).
 
-The public references are numbers of issues and pull requests of vLLM unless said otherwise. Each docstring ends with
-the shortest history that the property finds.
+The public references are numbers of issues and pull requests of vLLM unless said otherwise. `assert_caught` is given
+the property, or the shortest history of it, the words by which it catches the fault, and the fault.
 """
 
 from __future__ import annotations
@@ -117,10 +117,7 @@ def leaves(holder: str) -> Step:
 
 def test_e1_an_entry_offered_for_freeing_while_it_is_being_encoded():
     """E1 (31577, fixed by 32789): an entry is offered for freeing while it is still being computed. The runner has
-    nothing to free yet, and what it computes later is nobody's: entries pile up.
-
-    Caught by "books balance: only what is resident is freed": acquire a; dispatch; its holder withdraws.
-    """
+    nothing to free yet, and what it computes later is nobody's: entries pile up."""
     early_free = (
         "core.ledger:EncoderLedger._give_back",
         "    self._change(entry, Change.RELEASE)\n",
@@ -134,10 +131,7 @@ def test_e1_an_entry_offered_for_freeing_while_it_is_being_encoded():
 
 
 def test_e2_the_reuse_of_an_idle_entry_takes_its_bytes_again():
-    """E2 (described in 29421): reuse of an idle entry takes its bytes once more; the books drift from the device.
-
-    Caught by "books balance": acquire a; dispatch; encoded; release; acquire a.
-    """
+    """E2 (described in 29421): reuse of an idle entry takes its bytes once more; the books drift from the device."""
     taken_twice = (
         "core.ledger:EncoderLedger._serve",
         "self._counters.hits += entry is not None\n",
@@ -154,22 +148,14 @@ IN_ITS_BOOKS_ALONE = (
 
 
 def test_e3_an_abort_that_does_not_release_the_entry():
-    """E3 (12545): a request that is aborted keeps its entry for ever.
-
-    Caught by "always freed eventually": ``simulate(SCENARIOS["abort storm"])``, where a client leaves that has been
-    given its entry and has not read it.
-    """
+    """E3 (12545): a request that is aborted keeps its entry for ever."""
     assert_caught(lambda: simulate(SCENARIOS["abort storm"]), ALWAYS_FREED, IN_ITS_BOOKS_ALONE)
 
 
 def test_e4_requests_that_wait_hold_the_entries_that_others_need():
     """E4 (31857): requests that wait hold entries which those before them need, and wait behind them: nobody moves.
     Here: requests start strictly in line, also where the first one still waits for its entry, and nobody gives up what
-    it has acquired for an earlier one.
-
-    Caught by "a request never ended": a request gets the only room for its entry; one of higher priority comes, and
-    waits for that room while the other waits for its turn.
-    """
+    it has acquired for an earlier one."""
     in_line = (
         "core.planning.acts:Acts._admit",
         "if draft.preempted:",
@@ -182,10 +168,7 @@ def test_e4_requests_that_wait_hold_the_entries_that_others_need():
 
 
 def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
-    """E5 (32469, 38551, 38907, 45347, 46315): an entry is given back when its last step is planned, not when done.
-
-    Caught by "free follows completion": ``simulate(SCENARIOS["plain"])``.
-    """
+    """E5 (32469, 38551, 38907, 45347, 46315): an entry is given back when its last step is planned, not when done."""
     at_planning = (
         "core.planning.planner:Planner._dispatch",
         "    self._to_forget = []\n",
@@ -196,10 +179,7 @@ def test_e5_an_entry_given_back_before_the_step_that_reads_it_has_run():
 
 def test_e6_an_entry_evicted_and_reserved_again_before_it_is_freed():
     """E6 (52482): an entry is evicted and its place taken anew before the runner has dropped it: the late free deletes
-    the new output. Here: the ledger forgets an entry as soon as its free is sent.
-
-    Caught by "books balance": acquire a; dispatch; encoded; release; its idle time passes.
-    """
+    the new output. Here: the ledger forgets an entry as soon as its free is sent."""
     forgotten = (
         "core.ledger:EncoderLedger._enter",
         "            self._draft.free.append(key)\n",
@@ -219,20 +199,14 @@ def test_e6_an_entry_evicted_and_reserved_again_before_it_is_freed():
 
 def test_e7_an_entry_of_two_readers_freed_after_the_first():
     """E7 (54284): an entry with two uses is freed at the first one's end. (There: an item twice in one request. A
-    request of ours has one item; two requests share its entry.)
-
-    Caught by "no use before ready": acquire a; acquire a; dispatch; encoded; the first holder releases.
-    """
+    request of ours has one item; two requests share its entry.)"""
     first_leaves = ("core.ledger:EncoderLedger._part", "del entry.holders[holder]", "entry.holders.clear()")
     shortest = ledger(acquire("a"), acquire("a"), dispatch, encodes, leaves("r0"))
     assert_caught(shortest, "no use before ready", first_leaves)
 
 
 def test_e8_every_decode_step_gives_the_slots_back_again():
-    """E8 (55733, 51228): every decode step gives the cross-attention slot back again, and the count of free ones grows.
-
-    Caught by the slot's own books, "it is not taken": submit; encoded; two steps.
-    """
+    """E8 (55733, 51228): every decode step gives the cross-attention slot back, and the count of free ones grows."""
     every_step = (
         "core.planning.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1  #",
@@ -243,7 +217,7 @@ def test_e8_every_decode_step_gives_the_slots_back_again():
     assert_caught(planner(submit("a", max_tokens=3), encodes, step, step), "it is not taken", every_step)
 
 
-PHANTOM = Scenario(
+PHANTOM = Scenario(  # a client leaves while its audio waits for the encoder; another one comes with the same audio
     name="phantom",
     clients=(
         Client(audio=1),
@@ -267,20 +241,13 @@ LISTED = (
 
 def test_e9_a_reservation_that_is_withdrawn_stays_listed_as_computed():
     """E9 (hazard named in 53723): a reservation is withdrawn before anything was dispatched, but the entry stays listed
-    as computed; the next request "hits" it.
-
-    Caught by "no phantom": ``simulate(PHANTOM)``: a client leaves while its audio waits for the encoder; another one
-    comes with the same audio.
-    """
+    as computed; the next request "hits" it."""
     assert_caught(lambda: simulate(PHANTOM), NO_PHANTOM, LISTED)
 
 
 def test_e10_an_output_that_is_a_view_of_its_batch():
     """E10 (the reason for TensorRT-LLM 15734): outputs are kept as views of their batch: freeing two of three frees
-    nothing. ``tests/models/test_executor.py`` says the same of the whole executor; here it is the store alone.
-
-    Caught by "bytes follow freeing": encode a, b and c in one batch; free a and b.
-    """
+    nothing. ``tests/models/test_executor.py`` says the same of the whole executor; here it is the store alone."""
     torch = pytest.importorskip("torch")
     from triolet.models.executor import EncoderOutputs
 
@@ -295,20 +262,14 @@ def test_e10_an_output_that_is_a_view_of_its_batch():
 
 
 def test_e11_an_item_larger_than_the_cache_waits_for_ever():
-    """E11 (a hazard by design): an item larger than the whole cache waits for room that can never come.
-
-    Caught by "every acquire is answered": acquire d, whose 9 bytes are more than the cache's 1.
-    """
+    """E11 (a hazard by design): an item larger than the whole cache waits for room that can never come."""
     not_refused = ("core.ledger:EncoderLedger.acquire", "if item.size > self.capacity:", "if item.size > 1 << 40:")
     assert_caught(ledger(acquire("d")), "every acquire is answered", not_refused)
 
 
 def test_e12_steps_without_progress():
     """E12 (vllm-ascend 17195): look-ahead keeps a request from ever covering its item, and the engine plans for ever
-    without progress. Here: a step's token budget is rounded down to whole pages, to nothing where it is small.
-
-    Caught by "a request never ended": a budget of 3 tokens, pages of 4 positions; submit.
-    """
+    without progress. Here: a step's token budget is rounded down to whole pages, to nothing where it is small."""
     rounded_down = (
         "core.planning.acts:Acts.draft",
         "tokens=self.step_size.budget",
@@ -337,19 +298,13 @@ BOUND_TO_ITSELF = (
 
 def test_r1_a_request_that_holds_a_bound_partial_of_itself():
     """R1 (28726, fixed by 34183): a request holds a partial that is bound to it: a cycle, with megabytes of features,
-    until a collection of the oldest generation. Here: its sequence does, which holds the request.
-
-    Caught by "still alive": one request, to its end, the collector off.
-    """
+    until a collection of the oldest generation. Here: its sequence does, which holds the request."""
     assert_caught(engine_test(DIES, ending=memory_tests.ask), "still alive", BOUND_TO_ITSELF)
 
 
 def test_r2_a_list_for_others_that_is_never_drained():
     """R2 (44490): ids of new blocks are listed for the workers, and the list is never drained. Ours is that of the
-    sequences whose records the executor drops with the next step.
-
-    Caught by "elements kept, round by round": some rounds of requests through one engine.
-    """
+    sequences whose records the executor drops with the next step."""
     never_drained = ("core.planning.planner:Planner._dispatch", "    self._to_forget = []\n", "")
     never_alone = (
         "core.planning.planner:Planner.next_step",
@@ -370,10 +325,7 @@ ADDED = engine_test(memory_tests.test_a_request_cancelled_while_it_is_added_leav
 
 def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
     """R3 (57061): a request is cancelled while it is added, and what the front end keeps of it stays for ever. Here:
-    its place among the pending requests.
-
-    Caught by "Overloaded": one is allowed; it is cancelled at once; the next one is not admitted.
-    """
+    its place among the pending requests."""
     kept_place = (
         "api.hosts.trio_engine:TrioEngine._submitted",
         "Mailbox(self._door.leave, ",
@@ -383,10 +335,7 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_place():
 
 
 def test_r3_a_request_cancelled_while_it_is_added_keeps_its_stream():
-    """R3 again: the scheduler keeps the stream of a request that is withdrawn.
-
-    Caught by "'mailbox': 1": it is there after its request has ended.
-    """
+    """R3 again: the scheduler keeps the stream of a request that is withdrawn."""
     kept_stream = (
         "actors.scheduler:Scheduler._end",
         "self._clients.pop(request_id).stream",
@@ -397,20 +346,14 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_stream():
 
 def test_r4_the_last_payloads_stay_until_the_next_call():
     """R4 (read in 0.32): the runner keeps what it was last called with. ``tests/models/test_executor.py`` says the same
-    of the executor; here the worker's thread keeps the call.
-
-    Caught by "still alive": a request is cancelled while its audio is encoded, and no call comes after.
-    """
+    of the executor; here the worker's thread keeps the call."""
     kept_call = ("actors.worker:_serve", "        del submitted\n", "")
     assert_caught(memory_tests.test_the_thread_of_an_idle_runner_holds_no_payload, "still alive", kept_call)
 
 
 def test_r5_an_error_caught_on_the_worker_pins_the_frames_it_came_through():
     """R5 (pytorch 18853): an exception caught in a worker thread keeps its frames, and they their tensors.
-    ``tests/models/test_frames.py`` has the payloads.
-
-    Caught by "payload() is None": four requests whose encodings fail, and a client that keeps the errors.
-    """
+    ``tests/models/test_frames.py`` has the payloads."""
     kept_frames = ("core.tracebacks:clear_frames", "traceback.clear_frames(current.__traceback__)", "pass")
     killer = engine_test(recovery_tests.test_a_kept_encode_error_keeps_no_payload)
     assert_caught(killer, "payload() is None", kept_frames)
@@ -420,10 +363,7 @@ def test_r5_an_error_caught_on_the_worker_pins_the_frames_it_came_through():
 
 
 def test_s5_one_exception_in_a_step_ends_every_request_in_it():
-    """S5 (52871, 27194): a step raises, and every request that was in it fails.
-
-    Caught by "PoisonRequest": ten requests share their steps with one that crashes them; nobody else may fail.
-    """
+    """S5 (52871, 27194): a step raises, and every request that was in it fails."""
     all_condemned = (
         "core.planning.quarantine:Quarantine.poison",
         "if not self._is_poison(self._suspects[request_id], request_id, steps):",
@@ -434,10 +374,7 @@ def test_s5_one_exception_in_a_step_ends_every_request_in_it():
 
 
 def test_s5_one_bad_item_ends_its_whole_encode_batch():
-    """S5 again: an item cannot be encoded, and every item of its batch fails.
-
-    Caught by the count of the refused: twelve items in batches of any size, some of them bad.
-    """
+    """S5 again: an item cannot be encoded, and every item of its batch fails."""
     never_retried = (
         "core.ledger:EncoderLedger.encode_failed",
         "elif len(entries) == 1 and entries[0].failed_alone:\n        self._refuse(entries[0],",
@@ -448,10 +385,7 @@ def test_s5_one_bad_item_ends_its_whole_encode_batch():
 
 def test_s8_a_prompt_that_is_too_long_is_dropped_without_a_reply():
     """S8 (mini-sglang): a request is found to be too long where nobody can be told, is dropped; its client waits for
-    ever. Here it is one of more than a single token.
-
-    Caught by "terminal once": three clients of an engine in simulation, one of them with a prompt of two tokens.
-    """
+    ever. Here it is one of more than a single token."""
     dropped = (
         "actors.scheduler:Scheduler._accept",
         "    self.planner.submit(request)\n",
@@ -489,11 +423,7 @@ trio.run(main, "with the fault it")
 @pytest.mark.real_time
 def test_s9_processes_that_outlive_their_parent():
     """S9 (55510, 55846): the parent is killed, and worker processes hold the device. An engine has none: it is a thread
-    of its program, and what that holds the system takes back.
-
-    Caught by "has started a process": a child is looked for while an engine on the demo checkpoint runs. That is in a
-    process of its own, since only there nobody else has children.
-    """
+    of its program, and what that holds the system takes back."""
     command = [sys.executable, "-c", CHILDREN]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=True)
     assert done.stdout.splitlines() == [

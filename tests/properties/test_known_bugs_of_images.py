@@ -51,11 +51,7 @@ IMPATIENT = evolve(
 
 
 def test_e3_an_abort_that_does_not_release_the_images():
-    """E3 (12545): a request that is aborted keeps what it holds for ever.
-
-    Caught by "always freed eventually": ``simulate(IMPATIENT)``, where a client leaves that holds its images;
-    and where the simulation has no actors: submit p; encoded; abort.
-    """
+    """E3 (12545): a request that is aborted keeps what it holds for ever."""
     assert_caught(functools.partial(simulate, IMPATIENT), ALWAYS_FREED, IN_ITS_BOOKS_ALONE)
     shortest = images(submit("p"), encodes, lambda state: (state.planner.abort("r0"), state.publish()))
     assert_caught(shortest, "encoder entries are left", IN_ITS_BOOKS_ALONE)
@@ -63,11 +59,7 @@ def test_e3_an_abort_that_does_not_release_the_images():
 
 def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
     """E4 (31857): requests that wait hold entries which those before them need, and wait behind them: nobody moves.
-    Here: nobody gives way to a running request that waits for its next image.
-
-    Caught by "a request never ended": one place, room for one image; a request with p and q runs, and
-    asks for q, which waits behind that of the next one, who waits for the place.
-    """
+    Here: nobody gives way to a running request that waits for its next image."""
     nobody_gives_way = (
         "core.planning.acquirer:Acquirer._withdraw_for",
         "if last is None or",
@@ -78,10 +70,7 @@ def test_e4_a_running_request_waits_for_the_image_that_a_waiting_one_holds():
 
 
 def test_e5_an_image_given_back_before_the_step_that_reads_it_has_run():
-    """E5 (32469, 38551, 38907, 45347, 46315): an entry is given back when its last step is planned, not when done.
-
-    Caught by "free follows completion": ``simulate(SCENARIOS["images that do not fit together"])``.
-    """
+    """E5 (32469, 38551, 38907, 45347, 46315): an entry is given back when its last step is planned, not when done."""
     at_planning = (
         "core.planning.planner:Planner._dispatch",
         "    self._to_forget = []\n",
@@ -92,10 +81,7 @@ def test_e5_an_image_given_back_before_the_step_that_reads_it_has_run():
 
 def test_e6_a_page_evicted_and_taken_again_that_is_still_found():
     """E6 (52482): an entry is evicted and its place taken anew before all have forgotten it. The ledger's part is in
-    the other museum; here a cached page of an image is evicted, and can still be found by its key.
-
-    Caught by "it is not listed": a prompt with q that fills a page; one that takes all pages; the first again.
-    """
+    the other museum; here a cached page of an image is evicted, and can still be found by its key."""
     still_found = (
         "core.planning.pages:PageAllocator._pop",
         "del self._listed[self._keys.pop(page)]",
@@ -117,10 +103,7 @@ def _large(state: SharingMachine) -> None:
 
 
 def test_e7_an_image_that_occurs_twice_is_freed_at_its_first_occurrence():
-    """E7 (54284): an item that occurs twice in one request is freed at its first occurrence.
-
-    Caught by "a request never ended": a prompt with p twice, fed in chunks of two tokens.
-    """
+    """E7 (54284): an item that occurs twice in one request is freed at its first occurrence."""
     at_the_first = (
         "core.planning.placeholders:PlaceholderItems.__attrs_post_init__",
         "max(placeholder.stop, self._last_stops.get(placeholder.key, 0))",
@@ -136,10 +119,7 @@ def test_e7_an_image_that_occurs_twice_is_freed_at_its_first_occurrence():
 
 def test_e8_every_decode_step_gives_the_shared_pages_back_again():
     """E8 (55733, 51228): every decode step gives back once more what its request shares, and the count of free ones
-    grows. There cross-attention slots, here the pages of a prefix.
-
-    Caught by "books balance: a page has as many users as sequences have it": submit; encoded; a step.
-    """
+    grows. There cross-attention slots, here the pages of a prefix."""
     every_step = (
         "core.planning.planner:Planner._chunk_done",
         "    sequence.in_flight -= 1",
@@ -162,18 +142,12 @@ PHANTOM = Scenario(
 
 def test_e9_an_image_that_is_withdrawn_stays_listed_as_computed():
     """E9 (hazard named in 53723): a reservation is withdrawn before anything was dispatched, but stays listed as
-    computed; the next request "hits" it.
-
-    Caught by "no phantom": ``simulate(PHANTOM)``.
-    """
+    computed; the next request "hits" it."""
     assert_caught(functools.partial(simulate, PHANTOM), NO_PHANTOM, LISTED)
 
 
 def test_e9_a_page_that_was_never_computed_is_found():
-    """E9 again, of pages: they are listed when their step is planned; it fails, and they stay listed.
-
-    Caught by "a page can be found once answered steps have filled it": submit; encoded; plan.
-    """
+    """E9 again, of pages: they are listed when their step is planned; it fails, and they stay listed."""
     at_planning = (
         "core.planning.planner:Planner._chunk",
         "    sequence.sampling += samples\n",
@@ -186,20 +160,14 @@ def test_e9_a_page_that_was_never_computed_is_found():
 
 
 def test_e11_an_image_larger_than_the_cache_waits_for_ever():
-    """E11 (a hazard by design): an item larger than the whole cache waits for room that can never come.
-
-    Caught by "a request never ended": submit r, whose size is twice the cache's.
-    """
+    """E11 (a hazard by design): an item larger than the whole cache waits for room that can never come."""
     not_refused = ("core.planning.planner:Planner.submit", "if largest > self.limits.encoder_cache_bytes:", "if False:")
     assert_caught(images(submit("r")), "a request never ended", not_refused)
 
 
 def test_e12_steps_without_progress():
     """E12 (vllm-ascend 17195): look-ahead keeps a request from ever covering its item, and the engine plans for ever
-    without progress. Here: a chunk must not end within an image, which the budget can never cover.
-
-    Caught by "a request never ended": a budget of one token; submit a token and q, which has three.
-    """
+    without progress. Here: a chunk must not end within an image, which the budget can never cover."""
     whole_images = (
         "core.planning.acts:Acts._read_on",
         "        if length > 0 and",
@@ -239,8 +207,5 @@ def _run_to_its_end(planner: Planner, living: Request, executor: object) -> None
 
 def test_r1_a_request_with_images_that_holds_a_bound_partial_of_itself():
     """R1 (28726, fixed by 34183): a request holds a partial that is bound to it: a cycle, with megabytes of pixels,
-    until a collection of the oldest generation. Here: its sequence does, which holds the request.
-
-    Caught by "still alive": one request with an image, to its end, the collector off.
-    """
+    until a collection of the oldest generation. Here: its sequence does, which holds the request."""
     assert_caught(a_request_with_images_dies_with_its_end, "still alive", BOUND_TO_ITSELF)

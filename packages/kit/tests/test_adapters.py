@@ -14,50 +14,33 @@ from triolet_kit import Findings, SchedulerDeclaration, examine_scheduler, exami
 from triolet_kit.findings import BrokenPromise
 from triolet_kit.schedulers import PROMISES, Item, Limits, NewRequest, SchedulerWorkload, play_scheduler
 
+from .test_docs_page import table
+
 ROOT = Path(__file__).resolve().parents[3]
 ADAPTERS = ROOT / "packages" / "kit" / "adapters"
 PAGE = (ROOT / "docs" / "check_your_scheduler.md").read_text(encoding="utf-8")
 CACHE_PAGE = (ROOT / "docs" / "adapt_your_cache.md").read_text(encoding="utf-8")
-MOST = {"EncoderCache": 35, "EncoderDecoderCache": 45 - 35}
 
 
-def lines_of_code(source: str, tree: ast.AST) -> int:
+def lines_of_code(source: str) -> int:
     """Without imports, comments and docstrings."""
     left_out: set[int] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_text or isinstance(node, ast.Import | ast.ImportFrom):
             left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    first, last = getattr(tree, "lineno", 1), getattr(tree, "end_lineno", None)
-    lines = list(enumerate(source.splitlines(), 1))[first - 1 : last]
-    return sum(
-        bool(line.strip()) and not line.strip().startswith("#") and number not in left_out for number, line in lines
-    )
-
-
-def table(text: str, heading: str) -> list[list[str]]:
-    """The rows of the table whose first column has this heading."""
-    after = text.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in after]
+    lines = enumerate(map(str.strip, source.splitlines()), 1)
+    return sum(bool(line) and not line.startswith("#") and number not in left_out for number, line in lines)
 
 
 # -- the pages -------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_of_lengths_is_true_of_all_adapters() -> None:
-    told = {name: int(lines) for row in table(PAGE, "adapter") for name, lines in [(row[0].split("`")[1], row[2])]}
-    sources = {path: path.read_text(encoding="utf-8") for path in ADAPTERS.glob("*.py")}
-    assert told == {
-        str(path.relative_to(ROOT)): lines_of_code(source, ast.parse(source)) for path, source in sources.items()
-    }
+    told = {name: int(lines) for row in table("adapter", PAGE) for name, lines in [(row[0].split("`")[1], row[2])]}
+    sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ADAPTERS.glob("*.py")}
+    assert told == {name: lines_of_code(source) for name, source in sources.items()}
     assert told["packages/kit/adapters/nano_vllm.py"] <= 30
-
-
-def test_the_adapters_of_vllms_managers_are_short() -> None:
-    source = (ADAPTERS / "vllm_encoder_cache.py").read_text(encoding="utf-8")
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    assert {node.name for node in classes} == set(MOST)
-    assert [node.name for node in classes if lines_of_code(source, node) > MOST[node.name]] == []
 
 
 def test_the_pages_show_the_adapters_as_they_are() -> None:
@@ -68,16 +51,16 @@ def test_the_pages_show_the_adapters_as_they_are() -> None:
 
 
 def test_the_tables_of_the_scheduler_protocol_are_those_of_the_kit() -> None:
-    assert [row[0] for row in table(PAGE, "promise")] == [promise.name for promise in PROMISES]
+    assert [row[0] for row in table("promise", PAGE)] == [promise.name for promise in PROMISES]
     words = {"True": "yes", "False": "no"}
     defaults = {one.name: str(one.default) for one in SchedulerDeclaration.__attrs_attrs__}
-    told = [(row[0].strip("`"), row[1].strip("`")) for row in table(PAGE, "option")]
+    told = [(row[0].strip("`"), row[1].strip("`")) for row in table("option", PAGE)]
     assert told == [(name, words.get(default, default)) for name, default in defaults.items()]
 
 
 def test_the_script_examines_the_commits_of_the_table() -> None:
     script = (ADAPTERS / "reproduce.sh").read_text(encoding="utf-8")
-    commits = [row[0].split(",")[0] for row in table(PAGE, "commit") if row[0]]
+    commits = [row[0].split(",")[0] for row in table("commit", PAGE) if row[0]]
     assert f"${{*:-{' '.join(commits)}}}" in script
 
 

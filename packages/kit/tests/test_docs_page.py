@@ -69,9 +69,9 @@ def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def table(heading: str) -> list[list[str]]:
+def table(heading: str, text: str = TEXT) -> list[list[str]]:
     """The rows of the table whose first column has this heading."""
-    after = TEXT.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    after = text.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in after]
 
 
@@ -88,10 +88,3 @@ def test_the_table_of_options_has_every_declaration_with_its_default():
 
 def test_the_table_of_bugs_has_every_planted_one_and_the_promise_that_it_breaks():
     assert [row[2] for row in table("bug")] == [promise.name for promise in PLANTED.values()]
-
-
-def test_what_the_page_names_exists():
-    root = PAGE.parents[1]
-    named = re.findall(r"`((?:\w+/)+\w+\.\w+)`", TEXT)
-    assert named
-    assert [name for name in named if not (root / name).exists()] == []

@@ -63,12 +63,6 @@ def test_the_same_seed_finds_the_same_and_another_one_plays_other_workloads():
     assert seen[1] != seen[2]
 
 
-def test_nothing_is_written_into_the_working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    search(workloads=50)
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_report_tells_what_why_the_steps_and_the_workload():
     told = str(search())
     assert told.startswith("3 findings in 1000 workloads, the worst first\n\n1. no seven: before (wrong output")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import random
 from collections import Counter
 
 import pytest
@@ -247,14 +246,15 @@ class Play:
         )
 
 
-def explore(world: World, deepest: float = math.inf) -> tuple[int, int, int]:
+def explore(world: World, deepest: float = math.inf) -> tuple[int, int, int, set[object]]:
     """Follows every event from every state that less than ``deepest`` events lead to. How many states there are, after
-    how many events the last new one was reached, and how many sequences of up to `DEPTH` events that covers."""
+    how many events the last new one was reached, how many sequences of up to `DEPTH` events that covers, and which
+    events and states of entries there were."""
     start = Play(world)
     first = start.state()
     ways_to: dict[tuple[object, ...], tuple[Event, ...]] = {first: ()}
     follows: dict[tuple[object, ...], list[tuple[object, ...]]] = {}
-    frontier, depth = {first: pickle.dumps(start)}, 0
+    frontier, depth, met = {first: pickle.dumps(start)}, 0, set[object]()
     while frontier and depth < deepest:
         new = {}
         for state, kept in frontier.items():
@@ -264,6 +264,7 @@ def explore(world: World, deepest: float = math.inf) -> tuple[int, int, int]:
                 play = pickle.loads(kept)
                 _happen_or_tell(play, event, path)
                 reached = play.state()
+                met |= {event[0], *(state for state, _, _ in play.ledger.entries().values())}
                 follows[state].append(reached)
                 if reached not in ways_to:
                     ways_to[reached] = (*path, event)
@@ -271,7 +272,7 @@ def explore(world: World, deepest: float = math.inf) -> tuple[int, int, int]:
                     _settle_or_tell(play, ways_to[reached])
         frontier = new
         depth += bool(new)
-    return len(ways_to), depth, _sequences(follows, first)
+    return len(ways_to), depth, _sequences(follows, first), met
 
 
 def _sequences(follows: dict[tuple[object, ...], list[tuple[object, ...]]], first: tuple[object, ...]) -> int:
@@ -304,27 +305,11 @@ def _settle_or_tell(play: Play, path: tuple[Event, ...]) -> None:
 def test_every_sequence_of_events_keeps_every_promise(name: str) -> None:
     """All invariants of the ledger, and liveness from every state, over every sequence to the stated depth."""
     deepest = SHALLOW if name in LARGE and settings.get_current_profile_name() != "soak" else math.inf
-    states, depth, sequences = explore(WORLDS[name], deepest)
+    states, depth, sequences, met = explore(WORLDS[name], deepest)
     whole = depth < deepest
     print(f"\n{name}: all {states:,} states that {'any number of' if whole else depth} events lead to,", end=" ")  # noqa: T201
     print(f"{depth} at most; {sequences:,} sequences of up to {DEPTH} events stay among them", end="")  # noqa: T201
     print(", which are all, and all longer ones" if whole else "")  # noqa: T201
     assert depth >= 8
     assert sequences > 1_000_000
-
-
-def test_the_exploration_meets_every_event_and_every_state() -> None:
-    """What is explored is not a corner: each event happens, and entries go through each state of the table."""
-    rng = random.Random(0)
-    events, states = set(), set()
-    for _ in range(3000):
-        play = Play(WORLDS["two keys, room for both"])
-        for _ in range(20):
-            if not (enabled := play.enabled()):
-                break
-            event = rng.choice(enabled)
-            play.happen(event)
-            events.add(event[0])
-            states |= {state for state, _, _ in play.ledger.entries().values()}
-    assert events == set(EVENTS)
-    assert states == set(State) - {State.ABSENT}
+    assert met == set(EVENTS) | set(State) - {State.ABSENT} or name != "two keys, room for both", "a corner"

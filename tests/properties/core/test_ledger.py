@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 
 from triolet.core import ledger as ledger_module
 from triolet.core.batch_size import BatchSize
-from triolet.core.errors import EncodeFailed, RequestTooLarge
+from triolet.core.errors import EncodeFailed
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, State
 from triolet.core.ledger_values import Decisions
@@ -347,25 +347,6 @@ def resident(ledger: EncoderLedger, key: str, *, now: float, size: int = 1) -> N
     ledger.release(f"first of {key}", key, now=now)
 
 
-def test_an_item_larger_than_the_cache_is_refused_at_once_with_both_sizes():
-    """E11: it would wait for ever."""
-    decisions = EncoderLedger(100).acquire("r", item("k", size=101))
-    (refusal,) = decisions.refused
-    assert isinstance(refusal.error, RequestTooLarge)
-    assert "101" in str(refusal.error)
-    assert "100" in str(refusal.error)
-
-
-def test_the_table_has_a_beginning_and_an_end_for_every_life():
-    """Every life begins with a reservation, every state can end, and only what nobody holds is evicted."""
-    assert {change for state, change, _ in TRANSITIONS if state is State.ABSENT} == {Change.ACQUIRE}
-    reach = {State.ABSENT}
-    for _ in State:
-        reach |= {old for (old, _, _), new in TRANSITIONS.items() if new in reach}
-    assert reach == set(State)
-    assert {old for (old, _, _), new in TRANSITIONS.items() if new is State.FREEING} == {State.IDLE}
-
-
 def test_those_who_wait_evict_no_more_than_they_need():
     """What is on its way back already counts as room to come, and two who wait for one entry need its room once."""
     ledger = EncoderLedger(3)
@@ -402,14 +383,6 @@ def test_an_idle_entry_is_kept_for_its_time_since_its_last_use():
     ledger.release("r", "a", now=50.0)
     assert not ledger.evict_idle(now=55.0, idle_seconds=10.0).free, "its time runs from the last use"
     assert ledger.evict_idle(now=60.0, idle_seconds=10.0).free == ["a"], "when its time is over it goes"
-
-
-def test_an_encode_batch_keeps_its_budget_of_embeddings():
-    ledger = EncoderLedger(100)
-    for key, embeddings in (("a", 10), ("b", 10), ("c", 10), ("d", 40), ("e", 1)):
-        ledger.acquire("r" + key, item(key, embeddings=embeddings))
-    batches = [[job.key for job in ledger.take_encode_batch(25)] for _ in range(4)]
-    assert batches == [["a", "b"], ["c"], ["d"], ["e"]], "up to 25 embeddings a batch; a larger item goes alone"
 
 
 def test_an_entry_that_nobody_wants_keeps_no_payload():

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 from attrs import define, field
+from hypothesis import settings
 
 from triolet.core.events import Event, RequestEnded, RequestQueued, StepBegun, StepEnded, StepsLost
 from triolet.core.plan import Chunk, Hypothesis, SampledToken, StepPlan, StepResult
@@ -253,13 +254,12 @@ def play_all(seeds: Iterable[int]) -> None:
         Play(random.Random(seed), random.Random(seed)).play()
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_every_request_ends(block: int):
-    play_all(range(250 * block, 250 * (block + 1)))
+def test_every_request_ends():
+    play_all(range(settings.default.max_examples * 5 // 2))
 
 
 def test_every_request_ends_without_images():
-    for seed in range(400):
+    for seed in range(settings.default.max_examples):
         Play(random.Random(seed)).play()
 
 
