@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,16 +32,7 @@ ALLOWED = {
 ROOMS = {  # which rooms of its own folder each may use; the folder's own files are a room by the folder's name
     "core": {"planning"},
     "core/planning": {"core"},
-    "models": {
-        "architectures",
-        "blueprints",
-        "checkpoints",
-        "machine",
-        "memory",
-        "native",
-        "networks",
-        "sampling",
-    },
+    "models": {"architectures", "blueprints", "checkpoints", "machine", "memory", "native", "networks", "sampling"},
     "models/machine": set(),
     "models/linear": {"checkpoints", "native"},
     "models/memory": {"machine"},
@@ -51,25 +43,12 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/sampling": {"native"},
     "models/speech": {"architectures", "checkpoints"},
     "models/networks": {
-        "architectures",
-        "attention",
-        "checkpoints",
-        "linear",
-        "machine",
-        "memory",
-        "native",
-        "sampling",
+        *("architectures", "attention", "checkpoints", "linear"),
+        *("machine", "memory", "native", "sampling"),
     },
     "models/blueprints": {
-        "architectures",
-        "attention",
-        "checkpoints",
-        "linear",
-        "machine",
-        "memory",
-        "native",
-        "networks",
-        "speech",
+        *("architectures", "attention", "checkpoints", "linear", "machine"),
+        *("memory", "native", "networks", "speech"),
     },
     "api": {"hosts", "inputs", "live", "outputs", "speech"},
     "api/inputs": set(),
@@ -88,17 +67,8 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
 }
 FOREIGN = {  # what a folder must not know of the outside
     "core": {
-        "trio",
-        "torch",
-        "transformers",
-        "numpy",
-        "time",
-        "random",
-        "threading",
-        "asyncio",
-        "anyio",
-        "os",
-        "pathlib",
+        *("trio", "torch", "transformers", "numpy", "time", "random"),
+        *("threading", "asyncio", "anyio", "os", "pathlib"),
     },
     "models": {"trio", "asyncio", "anyio"},
     "actors": {"torch", "transformers", "numpy", "asyncio", "anyio"},
@@ -112,8 +82,13 @@ def modules(room: str) -> list[Path]:
     return sorted((ROOT / room).rglob("*.py"))
 
 
-def imports(path: Path) -> Iterator[tuple[str, ...]]:
+@cache
+def imports(path: Path) -> tuple[tuple[str, ...], ...]:
     """Every import, inside functions too, as a path: ("triolet", "core", "ledger") or ("trio",)."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, ...]]:
     folders = path.relative_to(ROOT).parts[:-1]
     if folders[0] == "packages":
         package = folders[2:]

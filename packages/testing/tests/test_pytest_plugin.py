@@ -15,7 +15,7 @@ from triolet_testing.service import ENGINE_PROMISES
 pytest_plugins = ["pytester"]
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "test_your_service.md"
-OPTIONS = ("-p", "no:cacheprovider", "-p", "no:schemathesis", "--triolet-runs=60")
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:schemathesis", "--triolet-runs=30")
 HEAD = """
 import pytest
 import trio
@@ -227,9 +227,9 @@ async def test_a_client_that_comes_as_another_leaves(triolet_engine, triolet_cli
 
 
 def test_sound_services_have_no_finding(run):
-    result = run(SOUND, "--triolet-runs=50", "--triolet-verify")
+    result = run(SOUND, "--triolet-runs=20", "--triolet-verify")
     result.assert_outcomes(passed=5)
-    result.stdout.fnmatch_lines(["triolet: 5 tests, 250 runs, * faults"])
+    result.stdout.fnmatch_lines(["triolet: 5 tests, 100 runs, * faults"])
 
 
 def test_a_thorough_run_is_as_long_whatever_a_mark_says(pytester, monkeypatch):

@@ -34,7 +34,7 @@ from triolet_testing.trio_tools import (
 )
 
 RUNS = 150  # schedules that matter are found by then
-FEW = 60  # every fault has happened by then
+FEW = 30  # every fault has happened by then
 
 
 async def two(one: Callable[[], object], other: Callable[[], object]) -> None:
@@ -193,7 +193,7 @@ FAULTY = {
 @pytest.mark.parametrize("program", FAULTY, ids=lambda program: program.__name__)
 def test_a_planted_fault_is_found_and_its_case_shows_it_again(program):
     """The repr of the case is enough."""
-    runs = {loses_an_update: RUNS, retries_for_ever: 10}.get(program, FEW)  # each run of the latter is long
+    runs = {loses_an_update: RUNS, retries_for_ever: 4}.get(program, FEW)  # each run of the latter is long
     report = sweep_program(program, runs=runs)
     found = {failure.broken.promise: failure for failure in report.failures}
     assert FAULTY[program] in found, str(report)
@@ -284,9 +284,9 @@ async def ends_while_a_task_is_about_to(trial: Trial) -> None:
     ids=lambda program: program.__name__,
 )
 def test_a_sound_program_has_no_finding(program):
-    report = sweep_program(program, runs=RUNS)
+    report = sweep_program(program, runs=FEW)
     assert [str(failure) for failure in report.failures] == []
-    assert report.faults > RUNS // 2
+    assert report.faults > FEW // 2
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ async def recovers_in_many_steps(trial: Trial) -> None:
 
 
 def test_a_run_that_takes_long_is_no_run_that_never_ends():
-    assert sweep_program(recovers_in_many_steps, runs=20).failures == []
+    assert sweep_program(recovers_in_many_steps, runs=8).failures == []
 
 
 def test_every_fault_happens_at_every_step_of_every_task():
@@ -526,7 +526,7 @@ def test_an_error_in_a_group_is_no_control_c():
 
 
 def test_a_fault_that_the_schedule_shows_without_it_is_told_without_it():
-    report = sweep_program(loses_an_update, runs=2 * RUNS)
+    report = sweep_program(loses_an_update, runs=RUNS)
     assert [failure.case.fault for failure in report.failures] == [None]
 
 
