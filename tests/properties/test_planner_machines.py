@@ -23,16 +23,16 @@ from triolet.core.events import OfRequest, RequestEnded, RequestQueued, StepBegu
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
 from triolet.core.ledger_values import Decisions
-from triolet.core.plan import Chunk, Hypothesis, SampledToken, StepPlan
+from triolet.core.plan import AlignedTokens, Chunk, Hypothesis, SampledToken, StepPlan
 from triolet.core.planning import actions as a
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.planning.sequence import STAND_IN, Phase, Sequence
-from triolet.core.request import EncoderItem, Pooling, Probe, Request, SamplingParams
+from triolet.core.request import Alignment, EncoderItem, Pooling, Probe, Request, SamplingParams
 from triolet.core.trace import TraceChecker
 from triolet_testing.sim import SimExecutor
 from triolet_testing.sim_beams import expected_hypotheses
-from triolet_testing.sim_model import EOS, SimModel, expected_tokens, expected_vector
+from triolet_testing.sim_model import EOS, SimModel, expected_alignment, expected_tokens, expected_vector
 
 from .machines import Machine
 
@@ -98,7 +98,7 @@ class PlannerMachine(Machine):
         self.executor.open()
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.vectors: dict[str, list[tuple[float, ...]]] = {}
+        self.readings: dict[str, list[tuple[float, ...] | AlignedTokens]] = {}  # what was read from prompts
         self.searches: dict[str, tuple[Hypothesis, ...]] = {}
         self.probed: dict[str, list[tuple[float, ...]]] = {}
         self.ends: dict[str, object] = {}
@@ -130,7 +130,8 @@ class PlannerMachine(Machine):
                 case a.Commit(request_id, sampled):
                     assert request_id not in self.ends, "terminal once: nothing is committed after the end"
                     self.found(request_id, [one for one in sampled if one.hypotheses])
-                    self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
+                    read = [found for one in sampled for found in (one.vector, one.aligned) if found is not None]
+                    self.readings[request_id] += read
                     self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
                     self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
                 case OfRequest():
@@ -181,6 +182,7 @@ class PlannerMachine(Machine):
         begins=st.sampled_from((0, 0, 1)),
         probe=st.sampled_from((None, 0, 2, 3, 3, 5, 7)),  # pages have 4 positions
         pooling=st.sampled_from(POOLINGS),
+        align=st.sampled_from((None, None, None, 1, 4, 6)),
     )
     def submit(
         self,
@@ -192,13 +194,19 @@ class PlannerMachine(Machine):
         begins: int = 0,
         probe: int | None = None,
         pooling: Pooling = POOLINGS[0],
+        align: int | None = None,
     ) -> None:
-        """A prompt that begins as others do. A model with whole prompts pools them, and reads nothing beside them."""
+        """A prompt that begins as others do, from which some are aligned. A model with whole prompts pools them, and
+        reads nothing beside them."""
         text = tuple(1 + (len(self.requests) // 4 + begins + i) % 60 for i in range(length))
         if self.limits.whole_prompts:
             self.ask(text, (), priority=priority, poison=poison, pooling=pooling)
             return
         items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
+        if align is not None and align < length:
+            alignment = Alignment(start=align, frames=max_tokens)
+            self.ask(text, items, alignment=alignment, priority=priority, poison=poison)
+            return
         asked = None if probe is None else Probe(position=min(probe, length - 1), token_ids=(3, 1))
         self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked)
 
@@ -258,7 +266,7 @@ class PlannerMachine(Machine):
         request = Request(id=name, prompt_token_ids=prompt, items=items, **more)
         self.requests[name] = request
         self.tokens[name] = []
-        self.vectors[name], self.probed[name] = [], []
+        self.readings[name], self.probed[name] = [], []
         self.checker(RequestQueued(name))
         self.planner.submit(request)
         self.publish()
@@ -523,7 +531,7 @@ class PlannerMachine(Machine):
             assert tuple(self.tokens[name]) == self.true_tokens(request)[: len(self.tokens[name])]
 
     def true_tokens(self, request: Request) -> tuple[int, ...]:
-        if request.pooling is not None:
+        if request.reads is not None:
             return ()
         if request.sampling.beam_size > 1:
             return self.true_hypotheses(request)[0].token_ids
@@ -540,9 +548,12 @@ class PlannerMachine(Machine):
             )
         return self.searches[request.id]
 
-    def true_vector(self, request: Request) -> tuple[float, ...]:
+    def true_reading(self, request: Request) -> tuple[float, ...] | AlignedTokens:
         placeholders = [item.placeholder for item in request.items if item.placeholder is not None]
-        return expected_vector(request.prompt_token_ids, None, placeholders)
+        if request.alignment is None:
+            return expected_vector(request.prompt_token_ids, None, placeholders)
+        key = request.items[0].key if request.items else None
+        return expected_alignment(request.prompt_token_ids, key, request.alignment)
 
     def teardown(self) -> None:
         """Nobody starves: once the device works again, every request ends, and everything is given back."""
@@ -580,9 +591,9 @@ class PlannerMachine(Machine):
     def ended_well(self, name: str, request: Request, end: a.Finish) -> None:
         short = request.sampling.beam_size > 1 and len(self.true_tokens(request)) <= 2  # over before the crash
         assert short or not name.startswith("poison"), "a crash counted as a success"
-        if request.pooling is not None:
-            assert self.vectors[name] == [self.true_vector(request)], "one vector for a prompt, and the true one"
-            assert end.reason.value == "pooled", "a wrong reason for the end"
+        if request.reads is not None:
+            assert self.readings[name] == [self.true_reading(request)], "one answer for a prompt, and the true one"
+            assert end.reason is request.reads, "a wrong reason for the end"
             return
         assert tuple(self.tokens[name]) == self.true_tokens(request), "tokens are missing"
         assert (self.tokens[name][-1] == EOS) == (end.reason.value == "stop"), "a wrong reason for the end"
