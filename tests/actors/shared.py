@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+import trio
 from attrs import evolve, frozen
 
 from triolet import Engine, SamplingParams
+from triolet.actors.messages import End
 from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
+from triolet.core.plan import SampledToken
 from triolet_testing.sim import SimExecutor
 from triolet_testing.sim_model import EOS, SimModel, expected_tokens
 
@@ -55,6 +58,23 @@ async def ask(engine: Engine, number: int, max_tokens: int = 20, **more: object)
         **more,
     )
     assert completion.token_ids == expected(number, max_tokens)
+
+
+class Reader:
+    """A request's stream: the tokens that it was given, and its end."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int | None] = []
+        self.told: End | None = None
+        self.ended = trio.Event()
+
+    def put(self, sampled: tuple[SampledToken, ...]) -> None:
+        self.token_ids += [one.token_id for one in sampled]
+
+    def end(self, end: End) -> None:
+        assert self.told is None, "a request ends once"
+        self.told = end
+        self.ended.set()
 
 
 class Trace(list[events.Event]):

@@ -20,12 +20,11 @@ from triolet import (
     RunnerCrashed,
     SamplingParams,
 )
-from triolet.actors.messages import End, Failed, OrderPower, Submit
+from triolet.actors.messages import Failed, OrderPower, Submit
 from triolet.actors.supervisor import Supervisor, leaving
 from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.ledger import EncoderLedger
-from triolet.core.plan import SampledToken
 from triolet.core.planning.planner import Planner
 from triolet.core.power import Order
 from triolet.core.request import EncoderItem, Request
@@ -34,6 +33,8 @@ from triolet_testing.clients import SCENARIOS
 from triolet_testing.sim import SimExecutor, sim_engine
 from triolet_testing.simulation import Outcome, simulate
 from triolet_testing.trio_tools.schedules import Batches, Pct, Schedule, Uniform, run_scheduled
+
+from .shared import Reader
 
 SCHEDULES: tuple[Schedule, ...] = (Batches(), Uniform(1), Pct(1), Pct(2))
 
@@ -103,19 +104,6 @@ async def test_an_abort_after_the_end_is_no_error(autojump_clock):
     assert told[before:] == [], "somebody was told of an abort after the end"
 
 
-class Reader:
-    """A request's stream: what the scheduler told it."""
-
-    def __init__(self) -> None:
-        self.told: list[End] = []
-
-    def put(self, sampled: tuple[SampledToken, ...]) -> None:
-        raise AssertionError("no step was run")
-
-    def end(self, end: End) -> None:
-        self.told.append(end)
-
-
 async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered(autojump_clock):
     """They were taken from the inbox together; their clients, in tasks outside the block, must not wait for ever."""
     submit = Planner.submit
@@ -138,9 +126,8 @@ async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered(au
             )
             await trio.sleep_forever()
     for name, reader in readers.items():
-        (end,) = reader.told or [None]
-        assert isinstance(end, Failed), f"{name} waits for ever"
-        assert isinstance(end.error, EngineClosed)
+        assert isinstance(reader.told, Failed), f"{name} waits for ever"
+        assert isinstance(reader.told.error, EngineClosed)
     assert [type(error) for error in ordered] == [EngineClosed], "who ordered sleep waits for ever"
 
 

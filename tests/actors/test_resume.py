@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import pytest
-import trio
 from attrs import evolve
 
 from triolet import EngineConfig, SamplingParams
-from triolet.actors.messages import End, Failed, Finished
+from triolet.actors.messages import Failed, Finished
 from triolet.core import events
 from triolet.core.errors import PoisonRequest
-from triolet.core.plan import SampledToken, StepPlan
+from triolet.core.plan import StepPlan
 from triolet.core.request import Request
 from triolet_testing import SimExecutor, sim_engine
 from triolet_testing.sim_model import expected_tokens
 
+from .shared import Reader
+
 PROMPT = (3, 5, 8)
 LENGTH = 12
 WHOLE = expected_tokens(PROMPT, None, LENGTH)
-
-
-class Reader:
-    """A request's stream."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int | None] = []
-        self.ended = trio.Event()
-        self.told: End | None = None
-
-    def put(self, sampled: tuple[SampledToken, ...]) -> None:
-        self.token_ids += [one.token_id for one in sampled]
-
-    def end(self, end: End) -> None:
-        self.told = end
-        self.ended.set()
 
 
 def request(had: int = 0, **more: object) -> Request:

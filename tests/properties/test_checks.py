@@ -136,7 +136,7 @@ FIELDS = [(kind, one.name) for kind in KINDS for one in attrs.fields(kind)]
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS, ids=[f"{kind.__name__}.{name}" for kind, name in FIELDS])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(value=ANYTHING)
 def test_whatever_is_given_a_field_is_of_its_type_or_the_caller_hears_why(kind, name, value):
     try:

@@ -109,21 +109,6 @@ def itself() -> dict[str, object]:
     return found
 
 
-def test_numbers_of_numpy_become_plain_ones():
-    params = SamplingParams(
-        temperature=np.float32(0.5),
-        top_k=np.int64(3),
-        seed=np.uint64(2**64 - 1),
-        stop_token_ids=np.array([2, 5]),
-        logit_bias={np.int64(4): np.float64(1.5)},
-    )
-    assert params == SamplingParams(
-        temperature=0.5, top_k=3, seed=2**64 - 1, stop_token_ids=(2, 5), logit_bias={4: 1.5}
-    )
-    kept = (params.temperature, params.top_k, params.seed, *params.stop_token_ids, *params.logit_bias[0])
-    assert [type(value) for value in kept] == [float, int, int, int, int, int, float]
-
-
 def test_values_are_kept_so_that_equal_ones_are_equal_and_can_be_keys():
     one = SamplingParams(stop="end", logit_bias={5: 1.0, 2: -1}, structure=Structure.json_schema({"type": "null"}))
     two = SamplingParams(

@@ -13,8 +13,9 @@ from ray.exceptions import ActorDiedError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
+from tests.actors.shared import Reader
 from triolet import EngineConfig
-from triolet.actors.messages import End, Failed, Finished
+from triolet.actors.messages import Failed, Finished
 from triolet.core.errors import DeviceLost, PoisonRequest
 from triolet.core.plan import SampledToken
 from triolet.core.request import FinishReason, Request
@@ -28,22 +29,6 @@ pytestmark = pytest.mark.real_time
 DIES, PREEMPTED, DEVICE_LOST, WELL = "dies", "preempted", "device lost", "well"
 NO_ROOM, GIVEN_UP = "no room", "given up"
 MAIN, QUARANTINE = "main", "quarantine"
-
-
-class Reader:
-    """A request's stream."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int | None] = []
-        self.told: End | None = None
-        self.ended = trio.Event()
-
-    def put(self, sampled: tuple[SampledToken, ...]) -> None:
-        self.token_ids += [one.token_id for one in sampled]
-
-    def end(self, end: End) -> None:
-        self.told = end
-        self.ended.set()
 
 
 class Answers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
+from hypothesis import settings
 from hypothesis.stateful import Bundle, invariant, rule
 
 from triolet.core.budget import Account, Budget
@@ -80,6 +81,7 @@ class BudgetMachine(Machine):
 
 
 TestBudget = BudgetMachine.TestCase
+TestBudget.settings = settings(max_examples=settings.default.max_examples // 4)
 
 
 def test_nobody_takes_after_the_end_or_gives_what_he_has_not() -> None:

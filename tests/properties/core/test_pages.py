@@ -190,9 +190,9 @@ class SlotsMachine(Machine):
 
 
 TestPages = PagesMachine.TestCase
-TestPages.settings = settings(stateful_step_count=30)
+TestPages.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 2)
 TestSlots = SlotsMachine.TestCase
-TestSlots.settings = settings(stateful_step_count=30)
+TestSlots.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 2)
 
 
 def test_the_least_recently_used_key_loses_its_place():

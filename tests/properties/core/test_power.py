@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triolet.core.power import Order, Power, PowerState
@@ -88,4 +89,5 @@ class PowerMachine(RuleBasedStateMachine):
             assert self.held is self.power.will_wake
 
 
-TestRest = PowerMachine.TestCase
+TestPower = PowerMachine.TestCase
+TestPower.settings = settings(max_examples=settings.default.max_examples // 4)
