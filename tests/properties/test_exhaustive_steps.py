@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from itertools import chain, repeat
 
 import pytest
 from attrs import frozen
@@ -185,13 +186,14 @@ def happen(play: FailingPlay, event: tuple[str, int], requests: tuple[NewRequest
 
 def explore(world: World) -> tuple[int, int]:
     """Follows every event from every state. How many states there are, and the most events to one of them."""
-    first = pickle.dumps(FailingPlay(world))
-    known, frontier, depth = {_name(first)}, {first: ()}, 0
+    start = pickle.dumps(FailingPlay(world))
+    known, frontier, depth = {_name(start)}, {start: ()}, 0
     while frontier:
         new: dict[bytes, tuple[tuple[str, int], ...]] = {}
         for kept, path in frontier.items():
-            for event in events(pickle.loads(kept), world.requests):
-                play = pickle.loads(kept)
+            first = pickle.loads(kept)
+            plays = chain([first], map(pickle.loads, repeat(kept)))
+            for event, play in zip(events(first, world.requests), plays, strict=False):
                 _tell_of((*path, event), happen, play, event, world.requests)
                 state = pickle.dumps(play)
                 if _name(state) not in known:
