@@ -71,30 +71,20 @@ def test_real_workers_share_the_processs_own():
     assert ThreadWorker().switch_interval is ThreadWorker().switch_interval is SWITCH_INTERVAL
 
 
-def test_it_is_short_in_every_call_and_the_users_when_the_block_has_ended():
-    held = Held(Job.STEP)
+@pytest.mark.parametrize(("setting", "within"), [("short", OURS), ("kept", 5000)])
+def test_it_is_short_in_every_call_unless_it_is_kept_and_the_users_when_the_block_has_ended(setting, within):
+    held = Held(Job.STEP, switch_interval=setting)
     held.let_go.set()
 
     async def main() -> None:
         async with held.engine:
             await ask(held.engine, 1)
-            assert await trio.to_thread.run_sync(held.interpreter.back.wait, LONG), "no call runs, and it is short"
+            back = setting == "kept" or await trio.to_thread.run_sync(held.interpreter.back.wait, LONG)
+            assert back, "no call runs, and it is short"
 
     trio.run(main)
-    assert set(held.seen) == {OURS}
+    assert set(held.seen) == {within}
     assert held.interpreter.microseconds == 5000
-
-
-def test_it_can_be_left_alone():
-    held = Held(Job.STEP, switch_interval="kept")
-    held.let_go.set()
-
-    async def main() -> None:
-        async with held.engine:
-            await ask(held.engine, 1)
-
-    trio.run(main)
-    assert set(held.seen) == {5000}
 
 
 def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):

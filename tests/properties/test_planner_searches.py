@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from triolet.core.plan import StepPlan
 from triolet.core.planning.actions import Fail, Finish
 from triolet.core.planning.planner import Planner
 from triolet.core.request import SamplingParams
@@ -29,6 +32,30 @@ def ends_of(planner: Planner, executor: SimExecutor, steps: int) -> dict[str, Fi
     return ends
 
 
+ENDLESS = SamplingParams(beam_size=2, ignore_eos=True)
+
+
+def on_a_device_that_has_long_gone_well() -> tuple[Planner, SimExecutor]:
+    planner, executor = opened(pages=200)
+    for index in range(70):
+        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
+        run(planner, executor)
+    planner.take_actions()
+    return planner, executor
+
+
+def fails_at(positions: list[int]) -> Callable[[object, StepPlan], Exception | None]:
+    """A fault of the step that feeds the first of ``positions``, then of the one that feeds the next."""
+
+    def fault(_: object, plan: StepPlan) -> Exception | None:
+        if positions and any(part.start == positions[0] for part in plan.chunks):
+            positions.pop(0)
+            return RuntimeError("boom")
+        return None
+
+    return fault
+
+
 def test_a_search_feeds_its_prompt_once_and_then_a_token_of_each_beam():
     """The prompt of 7 has one full page of 4; each block behind it has a page for each beam."""
     planner, executor = opened()
@@ -51,13 +78,8 @@ def test_only_the_full_pages_of_a_searchs_prompt_can_be_found():
 
 def test_a_search_that_crashes_one_late_step_does_not_run_all_the_others_again_and_again():
     """The others went well each time. To a crash of any of 150 steps, chance would do this dozens of times."""
-    planner, executor = opened(pages=200)
-    for index in range(70):  # a device that has long gone well
-        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
-        run(planner, executor)
-    planner.take_actions()
-    endless = SamplingParams(beam_size=2, ignore_eos=True)
-    planner.submit(request("search", prompt=3, max_tokens=160, sampling=endless))
+    planner, executor = on_a_device_that_has_long_gone_well()
+    planner.submit(request("search", prompt=3, max_tokens=160, sampling=ENDLESS))
     executor.fault = lambda _, plan: RuntimeError("boom") if any(part.start >= 150 for part in plan.chunks) else None
     ends = ends_of(planner, executor, 2 * 150)
     assert "search" in ends, "it starts anew more than once"
@@ -68,35 +90,16 @@ def test_a_search_whose_steps_fail_at_different_places_is_forgiven():
     """A step further than ever clears it."""
     planner, executor = opened()
     planner.submit(search(prompt=3, max_tokens=8))
-    reached = [3, 4, 5, 6]
-
-    def fault(_: object, plan: object) -> Exception | None:
-        if reached and any(part.start >= reached[0] for part in plan.chunks):
-            reached.pop(0)
-            return RuntimeError("boom")
-        return None
-
-    executor.fault = fault
+    executor.fault = fails_at([3, 4, 5, 6])
     assert isinstance(ends_of(planner, executor, 80)["search"], Finish)
 
 
 def test_a_search_that_fails_where_it_went_well_before_has_a_flaky_device_and_is_innocent():
     """Its first failure may be its own fault. The next twelve are in steps that it has had, so chance makes them."""
-    planner, executor = opened(pages=200)
-    for index in range(70):  # a device that has long gone well
-        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
-        run(planner, executor)
-    planner.take_actions()
-    planner.submit(request("search", max_tokens=60, sampling=SamplingParams(beam_size=2, ignore_eos=True)))
+    planner, executor = on_a_device_that_has_long_gone_well()
+    planner.submit(request("search", max_tokens=60, sampling=ENDLESS))
     failing = [40, *range(10, 22)]
-
-    def fault(_: object, plan: object) -> Exception | None:
-        if failing and any(part.start == failing[0] for part in plan.chunks):
-            failing.pop(0)
-            return RuntimeError("boom")
-        return None
-
-    executor.fault = fault
+    executor.fault = fails_at(failing)
     assert isinstance(ends_of(planner, executor, 400)["search"], Finish), "an innocent search is condemned"
     assert not failing
 
