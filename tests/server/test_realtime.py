@@ -46,7 +46,11 @@ async def test_a_commit_without_audio_is_an_error_each_time(autojump_clock: Any)
         talk.append(data=b"x")
         talk.commit()
         assert await errors(talk) == ["there is no audio to commit; append audio first"] * 4
-        assert await texts(talk) == ["10 samples"]
+        talk.raw(None, b"\0\1")
+        assert "the message is bytes; allowed: events" in (await errors(talk))[-1]
+        talk.append(3)
+        talk.commit()
+        assert await texts(talk) == ["10 samples", "3 samples"]
 
 
 @pytest.mark.parametrize("end", ["commit", "clear", "update"])
@@ -114,18 +118,6 @@ async def test_a_failure_is_told_of_its_item_with_the_first_error_of_a_group(aut
         assert await texts(talk) == ["20 samples"]
 
 
-async def test_settings_of_a_client_outlive_the_failure_of_the_turn_that_they_ended(autojump_clock: Any) -> None:
-    async with talking(SERVER) as talk:
-        talk.engine.told += [EncodeFailed("no")]
-        talk.append(10)
-        await talk.settled()
-        talk.update(None, prompt="Ada")
-        talk.append(10)
-        talk.commit()
-        assert await texts(talk) == ["10 samples"]
-        assert talk.engine.prompts == ["Ada"]
-
-
 async def test_a_session_in_the_older_shape_is_that_of_today(autojump_clock: Any) -> None:
     """Of both, what is left out stays as it is."""
     heard = {"model": "whisper", "language": "en", "prompt": "Ada"}
@@ -186,13 +178,19 @@ async def test_keywords_are_the_hotwords_of_each_turn_until_they_change(autojump
 
 
 async def test_an_engine_that_fails_hears_again_after_a_second_of_audio(autojump_clock: Any) -> None:
-    """Where the server finds the turns, nobody else begins one."""
+    """Where the server finds the turns, nobody else begins one. New settings hold behind the turn that they ended."""
     async with talking(SERVER) as talk:
-        talk.engine.told += [EncodeFailed("once")]
+        talk.engine.told += [EncodeFailed("once"), EncodeFailed("twice")]
         for _ in range(10):
             talk.append(RATE // 2)
-        assert await errors(talk) == ["once"]
-        assert len(talk.engine.lives) == 2
+            await talk.settled()
+        assert await errors(talk) == ["once", "twice"]
+        assert len(talk.engine.lives) == 3
+        talk.update(None, prompt="Ada")
+        talk.append(10)
+        talk.commit()
+        assert await texts(talk) == ["10 samples"]
+        assert talk.engine.prompts == ["Ada"]
 
 
 # -- what the engine tells ---------------------------------------------------------------------------------------------
@@ -205,11 +203,8 @@ async def test_speech_has_started_with_the_first_sound_and_ends_with_the_last_wo
         kinds = [one["type"] for one in await talk.settled()]
         assert kinds[-1] == "input_audio_buffer.speech_started", "before any word is final"
     async with talking(SERVER) as talk:
-        talk.engine.told += [
-            update(1.0, provisional=" so"),
-            update(2.0, stable=" so far", start=0.5, end=1.75),
-            update(3.0, ends_utterance=True),
-        ]
+        talk.engine.told += [update(1.0, provisional=" so"), update(2.0, stable=" so far", start=0.5, end=1.75)]
+        talk.engine.told += [update(3.0, ends_utterance=True)]
         talk.append(10)
         [started] = await talk.of("input_audio_buffer.speech_started")
         [stopped] = await talk.of("input_audio_buffer.speech_stopped")
@@ -280,8 +275,9 @@ async def test_a_client_that_sends_faster_than_the_model_hears_is_sent_away(
         await talk.over.wait()
 
 
-async def test_a_client_that_reads_nothing_is_sent_away(autojump_clock: Any) -> None:
-    """It asks for answers, and the reader waits for none of them to be read."""
+async def test_a_client_that_reads_nothing_is_sent_away_or_missed_when_it_goes(autojump_clock: Any) -> None:
+    """It asks for answers, and the reader waits for none of them to be read. Nor does the reader wait where the model
+    has much to tell."""
     async with talking() as talk:
         talk.read_no_more()
         for _ in range(20):
@@ -291,10 +287,6 @@ async def test_a_client_that_reads_nothing_is_sent_away(autojump_clock: Any) -> 
         talk.read_again()
         assert "of the server's events were not read" in (await errors(talk))[-1]
         assert talk.closed == 1008
-
-
-async def test_a_client_that_reads_nothing_is_missed_when_it_goes(autojump_clock: Any) -> None:
-    """The model has much to tell, the client much to say, and neither waits for the other."""
     async with talking(SERVER) as talk:
         talk.read_no_more()
         talk.engine.told += [update(1.0, stable="x" * 10_000, start=0.0, end=1.0) for _ in range(1_000)]
@@ -305,20 +297,10 @@ async def test_a_client_that_reads_nothing_is_missed_when_it_goes(autojump_clock
         assert talk.engine.told, "what nobody reads has a bound, too"
         talk.leave()
         await talk.settled()
-        assert talk.engine.users == 0
-        assert not talk.server.sockets
+        assert (talk.engine.users, len(talk.server.sockets)) == (0, 0)
 
 
 # -- messages that are none --------------------------------------------------------------------------------------------
-
-
-async def test_a_message_of_bytes_is_an_error_and_the_session_goes_on(autojump_clock: Any) -> None:
-    async with talking() as talk:
-        talk.raw(None, b"\0\1")
-        assert "the message is bytes; allowed: events" in (await errors(talk))[0]
-        talk.append(3)
-        talk.commit()
-        assert await texts(talk) == ["3 samples"]
 
 
 async def test_a_bug_is_logged_and_its_client_told_no_more_than_that_there_is_one(
@@ -357,15 +339,12 @@ async def test_a_server_that_stops_tells_every_turn_that_it_has_heard(autojump_c
         assert await errors(talk) == []
         assert talk.closed == 1001
         await talk.server.all_ended()
-
-
-async def test_a_client_that_does_not_answer_the_end_holds_it_up_for_a_while(autojump_clock: Any) -> None:
     async with talking() as talk:
         talk.stays = True
         talk.server.stop()
         await talk.settled()
         assert (talk.closed, len(talk.server.sockets)) == (1001, 1)
-        await talk.server.all_ended()
+        await talk.server.all_ended()  # a client that does not answer the end holds it up for a while
 
 
 async def test_a_session_that_overruns_the_servers_time_has_last_words(autojump_clock: Any) -> None:
