@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,22 +114,11 @@ def test_a_failure_is_shown_with_its_text(service: Served, page: Any) -> None:
     expect(page.locator("#failures")).to_be_hidden()
 
 
-def test_a_model_that_is_not_chosen_is_not_shown(service: Served, page: Any) -> None:
-    tell(service, "llama", e.RequestQueued("one/1"), e.RequestEnded("one/1", "finished"))
-    tell(service, "bert", e.RequestQueued("two/1"), e.RequestEnded("two/1", "finished"))
-    rows = page.locator("#requests-lanes .row:not(.empty)")
-    expect(rows.filter(has_text="two")).to_have_count(1)
-    chip = page.get_by_role("button", name="bert")
-    chip.click()
-    expect(chip).to_have_attribute("aria-pressed", "false")
-    expect(rows.filter(has_text="two")).to_have_count(0)
-    expect(rows.filter(has_text="one")).to_have_count(1)
-    chip.click()
-    expect(rows.filter(has_text="two")).to_have_count(1)
-
-
-def test_the_lanes_are_walked_by_keys(service: Served, page: Any) -> None:
-    tell(service, "llama", e.RequestQueued("first/1"), e.RequestQueued("second/1"))
+def test_lanes_are_walked_by_keys_and_those_of_a_model_that_is_not_chosen_are_not_shown(
+    service: Served, page: Any
+) -> None:
+    tell(service, "llama", e.RequestQueued("first/1"), e.RequestEnded("first/1", "finished"))
+    tell(service, "bert", e.RequestQueued("second/1"), e.RequestEnded("second/1", "finished"))
     rows = page.locator("#requests-lanes .row:not(.empty)")
     expect(rows.filter(has_text="second")).to_have_count(1)
     names = page.locator("#requests-lanes .row .name").all_text_contents()
@@ -140,7 +129,13 @@ def test_the_lanes_are_walked_by_keys(service: Served, page: Any) -> None:
             expect(page.locator("#requests-detail")).to_contain_text(name)
     page.keyboard.press("Home")
     expect(page.locator("#requests-detail")).to_contain_text(names[0])
-    tell(service, "llama", *(e.RequestEnded(name, "finished") for name in ("first/1", "second/1")))
+    chip = page.get_by_role("button", name="bert")
+    chip.click()
+    expect(chip).to_have_attribute("aria-pressed", "false")
+    expect(rows.filter(has_text="second")).to_have_count(0)
+    expect(rows.filter(has_text="first")).to_have_count(1)
+    chip.click()
+    expect(rows.filter(has_text="second")).to_have_count(1)
 
 
 def test_after_the_server_has_stopped_the_page_says_so_and_finds_the_next_one(
@@ -166,22 +161,18 @@ def test_after_the_server_has_stopped_the_page_says_so_and_finds_the_next_one(
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_word_shows_when_it_is_said_and_plays_the_recording_from_there(page: Any, speech: Path) -> None:
-    page.set_input_files("#speech-file", speech)
-    word = page.locator("#speech-list .word", has_text="temperature")
-    expect(word).to_have_attribute("title", re.compile(r"[\d.]+ to [\d.]+ s"))
-    word.click()
-    begin = float(word.get_attribute("data-start"))
-    assert page.evaluate("document.querySelector('#speech-list audio').currentTime") >= begin
-    expect(page.locator("#speech-list .word.now").first).to_be_visible()
-
-
-def test_files_may_be_dropped(page: Any, speech: Path) -> None:
+def test_a_file_is_dropped_and_a_word_plays_the_recording_from_where_it_is_said(page: Any, speech: Path) -> None:
     data = base64.b64encode(speech.read_bytes()).decode()
     dropped = page.evaluate_handle(_DROPPED, [data, "dropped.flac", "audio/flac"])
     page.dispatch_event("#speech-drop", "drop", {"dataTransfer": dropped})
     item = page.locator("#speech-list li", has_text="dropped.flac")
     expect(item.locator(".text")).to_have_text(SENTENCE)
+    word = item.locator(".word", has_text="temperature")
+    expect(word).to_have_attribute("title", re.compile(r"[\d.]+ to [\d.]+ s"))
+    word.click()
+    begin = float(word.get_attribute("data-start"))
+    assert page.evaluate("document.querySelector('#speech-list audio').currentTime") >= begin
+    expect(page.locator("#speech-list .word.now").first).to_be_visible()
 
 
 def test_a_file_that_is_no_audio_says_why(opened: Opened, service: Served, tmp_path: Path) -> None:
@@ -210,17 +201,24 @@ def test_a_conversation_goes_on_with_what_was_said(page: Any) -> None:
     expect(page.locator("#chat-log .message")).to_have_count(0)
 
 
-def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(opened: Opened, service: Served) -> None:
-    written = "# So\n\n- **one**\n- `two`\n\n<b>no</b> [x](javascript:alert(1)) https://example.com/a."
-    chunk = {"choices": [{"index": 0, "delta": {"content": written}}]}
+@contextmanager
+def answered(opened: Opened, service: Served, text: str, **options: Any) -> Iterator[Any]:
+    """A page that asks llama, which answers with ``text``; its text is written."""
+    chunk = {"choices": [{"index": 0, "delta": {"content": text}}]}
     answer = {"body": f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "content_type": "text/event-stream"}
 
     def mocked(page: Any) -> None:
         page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
 
-    with opened(service.url, before=mocked, permissions=["clipboard-read", "clipboard-write"]) as page:
+    with opened(service.url, before=mocked, **options) as page:
         page.select_option("#chat-model", "llama")
         page.fill("#chat-text", "Hello")
+        yield page
+
+
+def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(opened: Opened, service: Served) -> None:
+    written = "# So\n\n- **one**\n- `two`\n\n<b>no</b> [x](javascript:alert(1)) https://example.com/a."
+    with answered(opened, service, written, permissions=["clipboard-read", "clipboard-write"]) as page:
         page.click("#chat-send")
         text = page.locator("#chat-log .assistant .text")
         expect(text.locator("h3")).to_have_text("So")
@@ -237,15 +235,7 @@ def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(opened: Ope
 def test_the_place_to_write_stays_in_view_however_long_the_answer_is(
     opened: Opened, service: Served, width: int, height: int
 ) -> None:
-    chunk = {"choices": [{"index": 0, "delta": {"content": "a line\n\n" * 200}}]}
-    answer = {"body": f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "content_type": "text/event-stream"}
-
-    def mocked(page: Any) -> None:
-        page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
-
-    with opened(service.url, before=mocked, viewport={"width": width, "height": height}) as page:
-        page.select_option("#chat-model", "llama")
-        page.fill("#chat-text", "Hello")
+    with answered(opened, service, "a line\n\n" * 200, viewport={"width": width, "height": height}) as page:
         box = page.locator("#chat-text").bounding_box()
         assert box["y"] + box["height"] <= height, "before anything is asked"
         page.click("#chat-send")
