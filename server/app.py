@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+import trio
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -29,10 +31,14 @@ def make_app(server: Server) -> Application:
     """Returns the application that answers all requests of ``server``."""
     routes: list[BaseRoute] = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
     routes.append(WebSocketRoute("/v1/realtime", listen))
-    told = openapi(ENDPOINTS, version("triolet"), server.engines.names, keys=bool(server.settings.api_keys))
+
+    @cache  # it takes a third of a second
+    def told() -> bytes:
+        document = openapi(ENDPOINTS, version("triolet"), server.engines.names, keys=bool(server.settings.api_keys))
+        return JSONResponse(document).body
 
     async def document(_: Request) -> Response:
-        return JSONResponse(told)
+        return Response(await trio.to_thread.run_sync(told, limiter=server.reading), media_type="application/json")
 
     routes.append(Route("/openapi.json", document))
     handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), _explain)

@@ -79,21 +79,22 @@ async def until_told(server: Server, listener: Listener, *, preload: bool) -> in
             listen()
 
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        number = await _cut_short(signals, load) if preload else 0
-        if number:
-            _log.info("%s: stopped before all models were loaded", signal.Signals(number).name)
-        number = number or await _cut_short(signals, serve)
+        number = await _cut_short(signals, load, "stopping before all models are loaded") if preload else 0
+        number = number or await _cut_short(signals, serve, "stopping at once")
     return 128 + number if number else 0
 
 
-async def _cut_short(signals: AsyncIterator[int], work: Callable[[Callable[[], None]], Awaitable[None]]) -> int:
+async def _cut_short(
+    signals: AsyncIterator[int], work: Callable[[Callable[[], None]], Awaitable[None]], told: str
+) -> int:
     """Runs ``work``. Returns the number of the signal that has cut it short, or 0. A signal cuts it short from when
-    ``work`` calls the function that it gets."""
+    ``work`` calls the function that it gets. The log says so with ``told``."""
     number = 0
 
     async def abort() -> None:
         nonlocal number
         number = await anext(signals)
+        _log.info("%s: %s", signal.Signals(number).name, told)
         scope.cancel()
 
     with trio.CancelScope() as scope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import subprocess
@@ -10,16 +11,22 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar, Self
 
 import pytest
+import trio
+
+from triolet import Engine, Engines, ModelSpec
+from triolet.server.listening import Listener
+from triolet.server.server import Server
+from triolet.server.serving import until_told
+from triolet.server.settings import ServerSettings
 
 from .processes import Running, running
 from .served import PATIENCE, head_of
+from .talking import PaperEngine, paper_server
 
 pytestmark = pytest.mark.real_time
-
-
-# -- processes -------------------------------------------------------------------------------------------------------
 
 
 COMMAND = """
@@ -62,6 +69,9 @@ def test_a_terminated_server_lets_requests_end_and_leaves_with_0(tmp_path: Path,
     file = b'content-disposition: form-data; name="file"; filename="a.flac"\r\n\r\n'
     body = head + file + speech.read_bytes() + b"\r\n--edge--\r\n"
     with started(tmp_path) as (process, url), begin(url, body, "multipart/form-data; boundary=edge") as connection:
+        listed = ["ps", "-o", "pid=", "--ppid", str(process.process.pid)]
+        children = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
+        assert children == "", "the engine is a thread: a server that is killed leaves no process"
         process.signal(signal.SIGTERM)
         process.until("SIGTERM: stopping")
         connection.sendall(body)
@@ -75,51 +85,49 @@ def test_a_terminated_server_lets_requests_end_and_leaves_with_0(tmp_path: Path,
     assert "Traceback" not in log
 
 
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    with started(tmp_path) as (process, url), begin(url, b"{}", "application/json"):
-        listed = ["ps", "-o", "pid=", "--ppid", str(process.process.pid)]
-        children = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
-        assert children == "", "the engine is a thread: a server that is killed leaves no process"
-        process.signal(signal.SIGINT)
-        process.until("SIGINT: stopping")
-        process.signal(signal.SIGINT)
-        status, log = process.end()
-    assert status == 130, log
-    assert "Traceback" not in log
+# -- in this process ---------------------------------------------------------------------------------------------------
 
 
-SLOW = """
-    import sys, trio
-    from contextlib import asynccontextmanager
-    from triolet import Engine, Engines
-    from triolet.api.model_spec import ModelSpec
-    from triolet.server.command import _log_to_stderr, _run
-    from triolet.server.server import Server
-    from triolet.server.settings import ServerSettings
+async def stopped(server: Server, signals: int, *, preload: bool) -> int:
+    """The status of a server that gets ``signals``, each when it has done all that it can before."""
+    found: list[int] = []
+    with Listener(server.settings) as listener, trio.fail_after(PATIENCE):
 
-    class Slow(Engine):
-        "It is loaded for ever, and says so."
+        async def serve() -> None:
+            found.append(await until_told(server, listener, preload=preload))
 
-        async def __aenter__(self):
-            print("loading", file=sys.stderr, flush=True)
-            try:
-                await trio.sleep_forever()
-            finally:
-                print("given up", file=sys.stderr, flush=True)
-
-    _log_to_stderr()
-    engines = Engines({"slow": ModelSpec.from_parts(lambda: Slow("nothing"), 0)})
-    sys.exit(_run(Server(ServerSettings(port=0), engines), preload=True))
-"""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            for _ in range(signals):
+                await trio.testing.wait_all_tasks_blocked()
+                signal.raise_signal(signal.SIGINT)
+    return found[0]
 
 
-def test_a_signal_while_models_are_loaded_gives_them_up_in_order(tmp_path: Path) -> None:
+async def test_a_second_signal_does_not_wait() -> None:
+    server = paper_server(PaperEngine(), port=0, drain_seconds=900.0)
+    server.sockets.add(bool)  # one that does not end
+    assert await stopped(server, 2, preload=False) == 130
+
+
+class Slow(Engine):
+    """It is loaded for ever, and notes when that is given up."""
+
+    told: ClassVar[list[str]] = []
+
+    async def __aenter__(self) -> Self:
+        self.told.append("loading")
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.told.append("given up")
+
+
+async def test_a_signal_while_models_are_loaded_gives_them_up_in_order(caplog: pytest.LogCaptureFixture) -> None:
     """What is begun elsewhere, on other machines say, would be left."""
-    with running([sys.executable, "-c", textwrap.dedent(SLOW)], tmp_path) as process:
-        process.until("loading")
-        process.signal(signal.SIGTERM)
-        status, log = process.end()
-    assert status == 143, log
-    assert "given up\n" in log
-    assert "stopped before all models were loaded" in log
-    assert "Traceback" not in log
+    caplog.set_level(logging.INFO)
+    async with Engines({"slow": ModelSpec.from_parts(lambda: Slow("nothing"), 0)}) as engines:
+        server = Server(ServerSettings(port=0), engines)
+        assert await stopped(server, 1, preload=True) == 130
+    assert Slow.told == ["loading", "given up"]
+    assert "SIGINT: stopping before all models are loaded" in caplog.messages

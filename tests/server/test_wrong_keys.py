@@ -87,24 +87,24 @@ def server() -> Server:
 
 
 async def test_who_tries_many_keys_must_wait(server: Server, autojump_clock: Any) -> None:
-    statuses = [(await Asked(server, "GET", "/openapi.json", WRONG).run()).status for _ in range(10)]
-    late = await Asked(server, "GET", "/openapi.json", WRONG).run()
-    right = await Asked(server, "GET", "/openapi.json", KEY).run()
+    statuses = [(await Asked(server, "GET", "/version", WRONG).run()).status for _ in range(10)]
+    late = await Asked(server, "GET", "/version", WRONG).run()
+    right = await Asked(server, "GET", "/version", KEY).run()
     assert statuses == [401] * 10
     assert (late.status, late.answer["retry-after"]) == (429, "6")
     assert late.message == "127.0.0.1 has sent too many wrong API keys; wait 6.0 s"
     assert (right.status, right.message) == (late.status, late.message), "nobody is told that it was right"
-    assert (await Asked(server, "GET", "/openapi.json").run()).status == 401, "no key is no wrong one"
+    assert (await Asked(server, "GET", "/version").run()).status == 401, "no key is no wrong one"
     await trio.sleep(6)
-    assert (await Asked(server, "GET", "/openapi.json", KEY).run()).status == 200
+    assert (await Asked(server, "GET", "/version", KEY).run()).status == 200
 
 
 async def test_a_key_that_is_in_use_stays_open(server: Server, autojump_clock: Any) -> None:
-    assert (await Asked(server, "GET", "/openapi.json", KEY).run()).status == 200
+    assert (await Asked(server, "GET", "/version", KEY).run()).status == 200
     for _ in range(11):
-        await Asked(server, "GET", "/openapi.json", WRONG).run()
-    assert (await Asked(server, "GET", "/openapi.json", WRONG).run()).status == 429
-    assert (await Asked(server, "GET", "/openapi.json", KEY).run()).status == 200
+        await Asked(server, "GET", "/version", WRONG).run()
+    assert (await Asked(server, "GET", "/version", WRONG).run()).status == 429
+    assert (await Asked(server, "GET", "/version", KEY).run()).status == 200
 
 
 async def test_a_websocket_is_no_other_way_to_try_keys(server: Server, autojump_clock: Any) -> None:
@@ -123,7 +123,7 @@ async def test_the_health_is_no_other_way_to_try_keys(server: Server, autojump_c
         assert (asked.status, "models" in told(asked)) == (200, False)
     late = await Asked(server, "GET", "/health", KEY).run()
     assert (late.status, "models" in told(late)) == (200, False)
-    assert (await Asked(server, "GET", "/openapi.json", WRONG).run()).status == 429
+    assert (await Asked(server, "GET", "/version", WRONG).run()).status == 429
 
 
 def told(asked: Asked) -> dict[str, Any]:
