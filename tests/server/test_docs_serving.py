@@ -24,6 +24,7 @@ import pytest
 import soundfile
 import soxr
 import websockets.sync.client
+from attrs import asdict
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.audio import transcription_create_params, translation_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -319,24 +320,16 @@ def _sources() -> str:
 
 def test_every_limit_that_the_page_names_is_a_setting_with_its_default() -> None:
     table = {setting: row[2] for row in rows(section("## Limits")) for setting in names(row[1])}
-    options = {one.opts[0] for one in command.serve.params if one.opts[0].startswith("--")}
-    fields = {f"ServerSettings.{name}" for name in ServerSettings.__annotations__}
-    assert table.keys() <= options | fields
-    settings = ServerSettings()
-    told = {
-        "--max-body": f"{settings.max_body_bytes // 2**20} MiB",
-        "--max-audio-seconds": {6 * 3600.0: "six hours"}[settings.max_audio_seconds],
-        "ServerSettings.max_media": str(settings.max_media),
-        "ServerSettings.max_media_seconds": f"{settings.max_media_seconds:,g}",
-        "ServerSettings.max_media_pixels": f"{settings.max_media_pixels:,}",
-        "ServerSettings.url_seconds": f"{settings.url_seconds:g}",
-        "--max-requests": str(settings.max_requests),
-        "--request-memory": {None: "a quarter of the free memory, up to 2 GiB"}[settings.request_memory],
-        "--rate-limit": {None: "no limit"}[settings.requests_per_minute],
-        "ServerSettings.max_connections": f"{settings.max_connections:,}",
-        "ServerSettings.body_seconds": f"{settings.body_seconds:g}",
-        "ServerSettings.keep_alive_seconds": f"{settings.keep_alive_seconds:g}",
-        "ServerSettings.send_seconds": f"{settings.send_seconds:g}",
-        "--drain-seconds": f"{settings.drain_seconds:g}",
+    by_option = {one.opts[0]: one.name for one in command.serve.params}
+    words = {
+        "max_body_bytes": "512 MiB",
+        "max_audio_seconds": "six hours",
+        "request_memory": "a quarter of the free memory, up to 2 GiB",
+        "requests_per_minute": "no limit",
     }
-    assert table == told
+    for told, default in table.items():
+        name = by_option.get(told) or told.removeprefix("ServerSettings.")
+        assert default == (words.get(name) or f"{getattr(ServerSettings(), name):,}".removesuffix(".0")), told
+    unchanged = {"max_body_bytes": 512 * 2**20, "max_audio_seconds": 6 * 3_600.0, "request_memory": None}
+    assert unchanged.items() <= asdict(ServerSettings()).items()
+    assert len(table) == 14
