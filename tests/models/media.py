@@ -12,8 +12,6 @@ from attrs import frozen
 from PIL import Image
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
-from triolet.core.model import ModelDescription
-from triolet.core.request import EncoderItem
 from triolet.models.architectures.families import Family, find_family
 from triolet.models.architectures.prompts import MediaPreparer
 from triolet.models.checkpoints.loading import read_tokenizer
@@ -160,17 +158,3 @@ def picture(height: int, width: int, seed: int = 0) -> Image.Image:
 
 def sound(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).normal(0.0, 0.1, samples).astype(np.float32)
-
-
-def items_of(name: str, path: Path, description: ModelDescription) -> list[EncoderItem]:
-    """Two items of different sizes."""
-    prepare = description.preparer.prepare
-    if name == "qwen3_aligner":
-        return [description.aligner.draft(sound(size), "a cat", None).items[0] for size in (15_000, 3000)]
-    if "audio" in description.preparer.media and name not in PLACEHOLDERS:
-        return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 1200)]
-    if name not in PLACEHOLDERS:
-        return [prepare(text).items[0] for text in ("a cat", "the dog in the hat")]
-    medium = "audio" if name in HEARING else "images"
-    media: dict[str, Any] = {medium: Checkpoint.open(name, path).items(0, 1)}
-    return list(prepare(PLACEHOLDERS[name] * 2, **media).items)

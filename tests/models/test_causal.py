@@ -15,7 +15,6 @@ from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import EncoderItem, Probe
 
-from ..checkpoints.families import make_checkpoint
 from .texts import Job, generate, noise
 
 LENGTHS = (1, 5, 23, 40, 70)  # the window of mistral is 16
@@ -83,19 +82,6 @@ def test_an_encoding_that_is_not_finite_is_refused(open_driver, opened):
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
-def test_bytes_are_those_of_the_checkpoint_and_the_configuration(start, reference, without_native):
-    """By owner."""
-    driver = start("qwen3", page_size=4)
-    told, model = driver.executor.memory().by_owner, reference("qwen3")
-    config, description = model.config, driver.description
-    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
-    position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
-    assert told["weights"] == sum(tensors.values())
-    assert told["self_kv"] == (description.pages + 1) * 4 * position
-    assert description.pages == 8 * 512 // 4
-    assert description.max_positions == 512
 
 
 def test_a_model_on_another_device_shares_what_is_shared(start):
@@ -253,22 +239,6 @@ def test_missing_weights_are_refused(books, open_driver, folder, tmp_path):
     with pytest.raises(CheckpointError, match="no weights"):
         open_driver(copy)
     assert books.live() == {}
-
-
-def test_a_checkpoint_that_changed_while_it_slept_is_told(open_driver, folder, tmp_path):
-    """Its settings, or its weights."""
-    copy = shutil.copytree(folder("llama"), tmp_path / "copy")
-    executor = open_driver(copy).executor
-    executor.sleep(keep_weights=False)
-    shutil.copy(make_checkpoint("llama", tmp_path / "other", seed=1) / "model.safetensors", copy)
-    with pytest.raises(CheckpointError, match="the weights are different"):
-        executor.wake()
-    shutil.copytree(folder("llama"), copy, dirs_exist_ok=True)
-    changed(copy, copy, rms_norm_eps=0.5)
-    with pytest.raises(CheckpointError, match=r"changed or deleted: config\.json"):
-        executor.wake()
-    shutil.copytree(folder("llama"), copy, dirs_exist_ok=True)
-    executor.wake()
 
 
 def test_the_description_says_what_the_files_say(open_driver, folder, tmp_path):

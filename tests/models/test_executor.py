@@ -234,12 +234,6 @@ def test_settings_that_cannot_work_are_told(checkpoint, config, changes, told):
         executor.open()
 
 
-@pytest.mark.parametrize("name", ["abacus", "meta", "gpu", "cuda:one", ""])
-def test_a_device_that_no_machine_has_is_refused_before_a_model_is_looked_for(config, name):
-    with pytest.raises(InvalidRequest, match=r"device=.*; allowed: .auto., .cpu., .cuda. or .cuda:N."):
-        config(device=name)
-
-
 def test_sizes_follow_the_configuration(open_driver, checkpoint):
     """The least sizes that are allowed do work, and hold one sequence and one window."""
     description = open_driver(checkpoint, self_kv_bytes=52_224, cross_kv_bytes=76_800 + 1).description

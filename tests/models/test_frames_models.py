@@ -23,7 +23,6 @@ from triolet.api.speech.words import split_words
 from triolet.core.config import Speculation
 from triolet.core.speech import Ask
 from triolet.models.architectures.frontends import PairedDeltaMel
-from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
 
 from ..checkpoints.frame_families import FRAME_MAKERS
@@ -68,21 +67,9 @@ def test_an_item_has_as_many_frames_as_its_encoder_makes(name: str, opens: Any, 
     torch.testing.assert_close(executor._open.outputs.get(jobs[2].key), beside, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(name: str, dtype: str, folder: Any) -> None:
-    config = EngineConfig(device="cpu", dtype=dtype, threads=1, max_running=3)
-    thought, executor = estimate(folder(name), config), TorchExecutor(folder(name), config)
-    description = executor.open()
-    held = executor.memory().by_owner
-    executor.close()
-    assert executor.released.kept == {}
-    assert thought.total - thought.by_owner["encoder_outputs"] >= sum(held.values())
-    assert held["weights"] - 10_000 <= thought.by_owner["weights"] - ODDS <= held["weights"] * 1.1
-    assert {owner: thought.by_owner[owner] for owner in ("self_kv", "cross_kv")} == {
-        owner: held[owner] for owner in ("self_kv", "cross_kv")
-    }
-    assert description.pages == 3, "a page is the state of a sequence, however long"
+def test_a_page_is_the_state_of_a_sequence_however_long(opens: Any, folder: Any) -> None:
+    _, description = opens(folder("parakeet_tdt"), EngineConfig(device="cpu", dtype="float32", max_running=3))
+    assert description.pages == 3
     assert pickle.loads(pickle.dumps(description.speech)).facts == description.speech.facts
 
 

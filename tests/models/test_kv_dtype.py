@@ -96,11 +96,6 @@ def test_a_comparison_finds_what_is_wrong_in_16_bits_alone(open_driver, folder, 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_dtypes_that_there_are_not_are_refused():
-    with pytest.raises(InvalidRequest, match="kv_dtype='int8'; allowed: 'auto', 'float32', 'float16' or 'bfloat16'"):
-        EngineConfig(kv_dtype="int8")
-
-
 @pytest.mark.parametrize(
     ("family", "changes", "why"),
     [

@@ -4,18 +4,15 @@ sequence was cut into chunks, wherever its pages lie, and however many threads c
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import random
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import sizeof
 from typing import Any
 
 import pytest
 import torch
-from attrs import define, evolve, frozen
+from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -34,7 +31,7 @@ from transformers import (
 from triolet.core.errors import EngineError
 from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import Decoder
-from triolet.models.native.library import MOST_THREADS, Fault, Kind, Library, ModelData, OperationData, Part, StepData
+from triolet.models.native.library import Library
 from triolet.models.native.panels import GROUP, Panels, in_groups
 from triolet.models.native.parts import PackedLinear
 from triolet.models.native.runner import Runner
@@ -323,39 +320,6 @@ def test_a_plan_that_is_none_is_refused(rows: Rows) -> None:
         torch.testing.assert_close(one.pages, before, rtol=0.0, atol=0.0, equal_nan=True)
 
 
-COUNTS = ("rows", "wanted_count", "chunk_count", "table_size", "part")
-
-
-@settings(max_examples=200)
-@given(rows=plans(), others=st.dictionaries(st.sampled_from(COUNTS), NUMBERS, min_size=1, max_size=2))
-def test_counts_that_are_none_are_refused(rows: Rows, others: dict[str, int]) -> None:
-    """Before anything is touched. The arrays are as long as the longest ones that are allowed."""
-    with torch.inference_mode():
-        one = llama()
-        before = one.pages.clone()
-        runner, told, arrays = one.runner, StepData(), []
-        flat = [number for chunk in rows.chunks for number in chunk]
-        for name, numbers, most in (
-            ("positions", rows.positions, MOST_ROWS),
-            ("chunks", flat, 4 * MOST_ROWS),
-            ("tables", rows.tables, MOST_ROWS * -(-POSITIONS // 16)),
-            ("wanted", rows.wanted, MOST_ROWS),
-        ):
-            arrays.append(array("i", [*numbers, *[0] * (most - len(numbers))]))
-            setattr(told, name, arrays[-1].buffer_info()[0])
-        counts = (len(rows.positions), len(rows.wanted), len(rows.chunks), len(rows.tables), Part.WHOLE)
-        for name, number in {**dict(zip(COUNTS, counts, strict=True)), **others}.items():
-            setattr(told, name, number)
-        ends = torch.zeros(MOST_ROWS, SHAPE["hidden_size"]), torch.zeros(MOST_ROWS, VOCABULARY)
-        runner._buffers[0].data, runner._buffers[-1].data = (end.data_ptr() for end in ends)
-        fault = loaded().step(runner._handle, told)
-        if told.part != Part.HEAD:
-            within = 1 <= told.chunk_count <= told.rows <= MOST_ROWS and 0 <= told.wanted_count <= told.rows
-            assert fault is not Fault.FINE or (within and told.part in set(Part) and told.table_size >= 1)
-        if fault is not Fault.FINE or told.part == Part.HEAD:
-            torch.testing.assert_close(one.pages, before, rtol=0.0, atol=0.0, equal_nan=True)
-
-
 def test_a_program_that_would_leave_its_buffers_does_not_open() -> None:
     decoder = decoder_of("llama")
     decoder.pack()
@@ -363,68 +327,6 @@ def test_a_program_that_would_leave_its_buffers_does_not_open() -> None:
     program.widths[1] -= 1
     with pytest.raises(AssertionError, match="an operation would leave the buffers"):
         Runner.open(loaded(), program, torch.empty(2, 4, 16, 64), rows=8, positions=64, threads=1)
-
-
-@define(eq=False)
-class Changing(Library):
-    """The library, told other numbers of a model than its own."""
-
-    change: Callable[[ModelData], None]
-
-    def room(self, model: ModelData) -> int:
-        self.change(model)
-        return super().room(model)
-
-
-MOST = 1 << 24
-BROKEN = [
-    *((name, number) for name in ("count", "buffer_count", "most_rows", "positions") for number in (0, -1, MOST + 1)),
-    *((name, number) for name in ("turns_count", "layers", "pages", "kv_width") for number in (-1, MOST + 1)),
-    *((name, number) for name in ("slots", "embeddings") for number in (-1, MOST + 1)),
-    *(("threads", number) for number in (0, MOST_THREADS + 1)),
-    *(("kv_format", number) for number in (-1, 3)),
-    *((name, 0) for name in ("page_size", "pages", "keys_values", "layers", "turns_count")),
-    ("kv_width", 31),
-]
-
-
-@pytest.mark.parametrize(("name", "number"), BROKEN)
-def test_a_model_that_is_none_does_not_open(name: str, number: int) -> None:
-    """Each number is checked before anything is read by it."""
-    decoder = decoder_of("llama")
-    decoder.pack()
-    changing = Changing(loaded()._calls, lambda model: setattr(model, name, number))
-    with pytest.raises(AssertionError, match="an operation would leave the buffers"):
-        Runner.open(changing, decoder.program(POSITIONS), torch.empty(2, 4, 16, 64), rows=8, positions=64, threads=1)
-
-
-FIELDS = ("source", "to", "layer", "heads", "kv_heads", "size", "turned", "table", "window")
-USED = {  # which of them an operation reads
-    **dict.fromkeys((Kind.NORM, Kind.NORM_ADD, Kind.LINEAR, Kind.LOOKUP), FIELDS[:2]),
-    Kind.TURN: FIELDS[:8],
-    Kind.ATTEND: (*FIELDS[:6], "window"),
-}
-
-
-def test_an_operation_that_is_none_does_not_open() -> None:
-    """Whichever number of whichever operation it is."""
-    decoder = decoder_of("llama")
-    decoder.pack()
-    program = decoder.program(POSITIONS)
-    size, whole, tried = sizeof(OperationData), program.operations(), 0
-    for place in range(len(whole) // size):
-        for name in USED[Kind(OperationData.from_buffer_copy(whole, place * size).kind)]:
-            for number in (-1, 10_000):
-                if (name, number) == ("window", 10_000):
-                    continue
-                table = bytearray(whole)
-                setattr(OperationData.from_buffer(table, place * size), name, number)
-                address = ctypes.addressof(ctypes.c_char.from_buffer(table))
-                changing = Changing(loaded()._calls, lambda model, to=address: setattr(model, "operations", to))
-                with pytest.raises(AssertionError, match="an operation would leave the buffers"):
-                    Runner.open(changing, program, torch.empty(2, 4, 16, 64), rows=8, positions=64, threads=1)
-                tried += 1
-    assert tried > 100
 
 
 def is_plan(rows: Rows, page_size: int = 16) -> bool:

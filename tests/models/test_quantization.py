@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from triolet.core.config import EngineConfig
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import Pooling
 from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, quantize, quantize_modules
@@ -180,11 +179,6 @@ def test_what_is_computed_in_is_chosen_by_the_cpu(open_driver, folder):
     expected = "bfloat16" if computes_in_bfloat16() and Library.load() is None else "float32"
     assert driver.description.dtype == expected
     assert open_driver(folder("llama"), dtype="auto").description.dtype == "float32"
-
-
-def test_another_quantization_is_refused():
-    with pytest.raises(InvalidRequest, match="quantization='int4'; allowed: 'int8'; None: weights as they are"):
-        EngineConfig(quantization="int4")
 
 
 def test_other_encoder_decoders_are_refused(open_driver, tmp_path):

@@ -18,6 +18,8 @@ from triolet.models.blueprints import blueprint as common
 from triolet.models.blueprints import whisper_blueprint as blueprint
 from triolet.models.memory.module import TransformerModel
 
+from ..checkpoints.families import make_checkpoint
+
 BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
 
 
@@ -306,13 +308,16 @@ def test_a_checkpoint_that_changed_meanwhile_is_told(
     assert transcribe(driver) == before
 
 
-def test_another_training_of_the_same_model_is_told(open_driver, checkpoint, tmp_path, make, save):
+@pytest.mark.parametrize("family", ["whisper", "llama"])
+def test_another_training_of_the_same_model_is_told(open_driver, checkpoint, tmp_path, make, save, folder, family):
     """The settings are the same, the weights are not."""
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
-    executor = open_driver(folder).executor
+    whisper = family == "whisper"
+    copy = shutil.copytree(checkpoint if whisper else folder(family), tmp_path / "copy")
+    executor = open_driver(copy).executor
     executor.sleep(keep_weights=False)
-    save(tmp_path / "other", make(seed=1))
-    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    other = tmp_path / "other"
+    _ = save(other, make(seed=1)) if whisper else make_checkpoint(family, other, seed=1)
+    shutil.copy(other / "model.safetensors", copy)
     with pytest.raises(CheckpointError, match="the weights are different"):
         executor.wake()
     assert executor.memory().by_owner == {}
