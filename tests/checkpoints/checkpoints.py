@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def _spread(weight: Any) -> float:
     """Returns the standard deviation that makes a layer's output about as large as its input, or somewhat larger. So
     every layer has an effect, and no layer hides the others."""
     return float(1.5 / weight[0].numel() ** 0.5)
+
+
+def rewrite(path: Path, *left_out: str, **changes: Any) -> Path:
+    """Changes settings in a JSON file, and leaves some out. A function gets the old value of its setting."""
+    old = json.loads(path.read_text())
+    new = {name: value(old[name]) if callable(value) else value for name, value in changes.items()}
+    path.write_text(json.dumps({name: value for name, value in {**old, **new}.items() if name not in left_out}))
+    return path
 
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:

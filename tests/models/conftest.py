@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from triolet.models.memory.resources import ResourceStack, reachable_tensors, st
 from triolet.models.native.library import Library
 from triolet_testing.tensors import live_storages
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 from .media import Checkpoint
 from .texts import SMALL, Driver, Job
@@ -483,3 +485,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoi
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``folder(family)`` gives the folder of a tiny checkpoint of the family. Nobody changes it."""
     return functools.cache(lambda family: make_checkpoint(family, tmp_path_factory.mktemp(family)))
+
+
+@pytest.fixture
+def changed(folder: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
+    """``changed(name, file, key=value)``: a copy of the checkpoint with other settings, as `rewrite` writes them."""
+
+    def make(name: str, file: str = "config.json", **settings: Any) -> Path:
+        copied = shutil.copytree(folder(name), tmp_path / "copy")
+        return rewrite(copied / file, **settings).parent
+
+    return make

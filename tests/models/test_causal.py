@@ -4,7 +4,6 @@ families that are known by name are compared through the whole engine, in ``test
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 
 import pytest
@@ -15,6 +14,7 @@ from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import EncoderItem, Probe
 
+from ..checkpoints.checkpoints import rewrite
 from .texts import Job, generate, noise
 
 LENGTHS = (1, 5, 23, 40, 70)  # the window of mistral is 16
@@ -97,14 +97,6 @@ def test_a_model_on_another_device_shares_what_is_shared(start):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def changed(folder, target, **settings):
-    if folder != target:
-        shutil.copytree(folder, target, dirs_exist_ok=True)
-    path = target / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
-    return target
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -120,19 +112,17 @@ def changed(folder, target, **settings):
     ],
     ids=str,
 )
-def test_what_our_attention_does_not_do_is_refused(open_driver, folder, tmp_path, settings, told):
+def test_what_our_attention_does_not_do_is_refused(open_driver, changed, settings, told):
     """With a sentence."""
     with pytest.raises(UnsupportedModel, match=told) as caught:
-        open_driver(changed(folder("llama"), tmp_path / "copy", **settings))
+        open_driver(changed("llama", **settings))
     assert "allowed" in str(caught.value)
 
 
-def test_code_of_a_checkpoint_is_never_run(open_driver, folder, tmp_path, monkeypatch):
+def test_code_of_a_checkpoint_is_never_run(open_driver, changed, monkeypatch):
     """Nor does anybody ask at the terminal whether it may be."""
-    copy = changed(folder("llama"), tmp_path / "copy")
-    settings = json.loads((copy / "tokenizer_config.json").read_text())
-    settings |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
-    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    copy = changed("llama", "tokenizer_config.json", **own)
     (copy / "own.py").write_text("raise SystemExit('it was run')\n")
     monkeypatch.setattr("builtins.input", lambda _: "y")
     with pytest.raises(UnsupportedModel, match="code in the checkpoint, which is never run"):
@@ -250,13 +240,12 @@ def test_the_description_says_what_the_files_say(open_driver, folder, tmp_path):
     copy = shutil.copytree(folder("llama"), tmp_path / "copy")
     assert open_driver(copy).description.processor_identity == first.processor_identity
     path = copy / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [3, 4], "suppress_tokens": [9]}))
+    rewrite(path, eos_token_id=[3, 4], suppress_tokens=[9])
     second = open_driver(copy).description
     assert (second.eos_token_ids, second.suppress_token_ids) == ((3, 4), (9,))
     assert second.processor_identity != first.processor_identity
     path.unlink()
-    assert open_driver(changed(copy, copy, eos_token_id=5)).description.eos_token_ids == (5,)
-    config = json.loads((copy / "config.json").read_text())
-    del config["eos_token_id"]
-    (copy / "config.json").write_text(json.dumps(config))
+    rewrite(copy / "config.json", eos_token_id=5)
+    assert open_driver(copy).description.eos_token_ids == (5,)
+    rewrite(copy / "config.json", "eos_token_id")
     assert open_driver(copy).description.eos_token_ids

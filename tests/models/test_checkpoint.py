@@ -19,17 +19,13 @@ from triolet.models.checkpoints.whisper_checkpoint import check_architecture, re
 from triolet.models.executor import TorchExecutor
 from triolet.models.speech.whisper_speech import special_tokens
 
+from ..checkpoints.checkpoints import rewrite
+
 
 @pytest.fixture
 def copy(checkpoint, tmp_path):
     """A copy of the checkpoint to break."""
     return shutil.copytree(checkpoint, tmp_path / "copy")
-
-
-def rewrite(path, change):
-    settings = json.loads(path.read_text())
-    change(settings)
-    path.write_text(json.dumps(settings))
 
 
 def greedy(driver, job, audio, ids):
@@ -73,23 +69,14 @@ def test_without_generation_config_the_vocabulary_tells(copy):
 @pytest.mark.parametrize(("written", "read"), [(None, ()), ([], ()), ([-1], ()), ([5, 6], (5, 6))])
 def test_suppress_tokens_as_they_are_written(copy, written, read):
     """``None``, an empty list and [-1] all mean that nothing is suppressed."""
-    rewrite(copy / "generation_config.json", lambda settings: settings.update(suppress_tokens=written))
+    rewrite(copy / "generation_config.json", suppress_tokens=written)
     assert read_checkpoint(copy).suppress_token_ids == read
-
-
-def without(name):
-    return lambda settings: settings.pop(name, None)
-
-
-def set_to(**changes):
-    return lambda settings: settings.update(changes)
 
 
 def test_config_suppresses_only_without_a_generation_config(copy):
     """As in transformers, a generation_config.json without such a list suppresses nothing, whatever config.json has."""
-    rewrite(copy / "config.json", set_to(suppress_tokens=[5, 6], begin_suppress_tokens=[7]))
-    rewrite(copy / "generation_config.json", without("suppress_tokens"))
-    rewrite(copy / "generation_config.json", without("begin_suppress_tokens"))
+    rewrite(copy / "config.json", suppress_tokens=[5, 6], begin_suppress_tokens=[7])
+    rewrite(copy / "generation_config.json", "suppress_tokens", "begin_suppress_tokens")
     found = read_checkpoint(copy)
     assert (found.suppress_token_ids, found.begin_suppress_token_ids) == ((), ())
     (copy / "generation_config.json").unlink()
@@ -99,8 +86,8 @@ def test_config_suppresses_only_without_a_generation_config(copy):
 
 def test_suppressed_tokens_outside_the_vocabulary_are_left_out(open_driver, copy, job, audio, ids):
     """As in transformers they suppress nothing. config.json's defaults, 220 and 50256, are of this kind."""
-    rewrite(copy / "generation_config.json", set_to(suppress_tokens=[1, 368, 50_256]))
-    rewrite(copy / "generation_config.json", set_to(begin_suppress_tokens=[220, 50_256]))
+    outside = {"suppress_tokens": [1, 368, 50_256], "begin_suppress_tokens": [220, 50_256]}
+    rewrite(copy / "generation_config.json", **outside)
     driver = open_driver(copy)
     found = driver.description
     assert (found.suppress_token_ids, found.begin_suppress_token_ids) == ((1,), (220,))
@@ -108,7 +95,7 @@ def test_suppressed_tokens_outside_the_vocabulary_are_left_out(open_driver, copy
     rules = LogitRules(suppress=found.suppress_token_ids, begin_suppress=found.begin_suppress_token_ids)
     assert driver.run(job(key="clip", prompt=(ids.start, ids.en), rules=rules, max_tokens=3))[0].tokens
     (copy / "generation_config.json").unlink()
-    rewrite(copy / "config.json", without("begin_suppress_tokens"))
+    rewrite(copy / "config.json", "begin_suppress_tokens")
     assert read_checkpoint(copy).begin_suppress_token_ids == (220,)
 
 
@@ -129,7 +116,7 @@ def test_suppressed_tokens_outside_the_vocabulary_are_left_out(open_driver, copy
 )
 def test_tokens_outside_the_vocabulary_are_told(copy, change, told):
     """The setting, the id and the vocabulary are named when the checkpoint is read, not in the middle of a step."""
-    rewrite(copy / "generation_config.json", set_to(**change))
+    rewrite(copy / "generation_config.json", **change)
     with pytest.raises(
         CheckpointError, match=rf"{told}; allowed: a token id from 0 to 367, .*vocab_size=368.*config.json"
     ):
@@ -138,8 +125,8 @@ def test_tokens_outside_the_vocabulary_are_told(copy, change, told):
 
 def test_a_missing_end_of_text_is_the_tokenizers(copy):
     """Where no file names it; without the token too, no text would ever end."""
-    rewrite(copy / "generation_config.json", without("eos_token_id"))
-    rewrite(copy / "config.json", set_to(eos_token_id=None))
+    rewrite(copy / "generation_config.json", "eos_token_id")
+    rewrite(copy / "config.json", eos_token_id=None)
     assert read_checkpoint(copy).eos_token_ids == (256,)
     for path in (copy / "tokenizer.json", copy / "tokenizer_config.json"):
         path.write_text(path.read_text().replace("<|endoftext|>", "<|theend|>"))
@@ -149,9 +136,9 @@ def test_a_missing_end_of_text_is_the_tokenizers(copy):
 
 def test_a_list_of_ends_is_kept_whole_and_never_empty(copy):
     """Each of them ends a text."""
-    rewrite(copy / "generation_config.json", set_to(eos_token_id=[256, 46]))
+    rewrite(copy / "generation_config.json", eos_token_id=[256, 46])
     assert read_checkpoint(copy).eos_token_ids == (256, 46)
-    rewrite(copy / "generation_config.json", set_to(eos_token_id=[]))
+    rewrite(copy / "generation_config.json", eos_token_id=[])
     with pytest.raises(CheckpointError, match=r"eos_token_id=\[\]; allowed: a token id"):
         read_checkpoint(copy)
 
@@ -159,10 +146,9 @@ def test_a_list_of_ends_is_kept_whole_and_never_empty(copy):
 @pytest.mark.parametrize("listed", [False, True])
 def test_english_only_checkpoints_have_no_languages(copy, listed):
     """``is_multilingual: false``: no language and no task tokens, although the files name them."""
-    rewrite(copy / "generation_config.json", set_to(is_multilingual=False))
+    rewrite(copy / "generation_config.json", is_multilingual=False)
     if not listed:
-        rewrite(copy / "generation_config.json", without("lang_to_id"))
-        rewrite(copy / "generation_config.json", without("task_to_id"))
+        rewrite(copy / "generation_config.json", "lang_to_id", "task_to_id")
     tokens = read_checkpoint(copy).tokens
     assert (tokens.language_ids, tokens.task_ids) == ({}, {})
 
@@ -202,7 +188,7 @@ def test_damaged_settings_are_told_by_file_and_name(copy, config, file, setting)
         path.write_text("{}")
     whole = path.read_text()
     for value in values:
-        rewrite(path, set_to(**{setting: value}))
+        rewrite(path, **{setting: value})
         with pytest.raises(CheckpointError) as caught:
             TorchExecutor(copy, config()).open()
         assert setting in str(caught.value), value
@@ -247,7 +233,7 @@ def test_other_layouts_of_the_same_weights(
         save_file(
             {name.removeprefix("model."): tensor for name, tensor in tensors.items()}, path, metadata={"format": "pt"}
         )
-        rewrite(copy / "config.json", lambda settings: settings.update(architectures=["WhisperModel"]))
+        rewrite(copy / "config.json", architectures=["WhisperModel"])
     else:
         torch.save(tensors, copy / "pytorch_model.bin", _use_new_zipfile_serialization=layout == "pickled")
     driver, plain = open_driver(copy), open_driver(checkpoint)
@@ -265,7 +251,7 @@ def test_the_head_is_the_files_own(open_driver, copy, job, audio, features, ids,
     embedding = tensors["model.decoder.embed_tokens.weight"]
     tensors["proj_out.weight"] = embedding.flip(0).contiguous() if own else embedding.clone()
     save_file(tensors, path, metadata={"format": "pt"})
-    rewrite(copy / "config.json", set_to(tie_word_embeddings=tied))
+    rewrite(copy / "config.json", tie_word_embeddings=tied)
     driver, everything = open_driver(copy), tuple(range(ids.vocabulary))
     held = driver.executor._open.parts.model.module
     assert (held.proj_out.packed is held.decoder.embed_tokens.weight) is not own
@@ -279,7 +265,7 @@ def test_the_head_is_the_files_own(open_driver, copy, job, audio, features, ids,
 
 def test_an_untied_head_that_is_missing_is_told(open_driver, copy):
     """The embedding must not take its place without a word: transformers would draw a random one."""
-    rewrite(copy / "config.json", set_to(tie_word_embeddings=False))
+    rewrite(copy / "config.json", tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match=r"tie_word_embeddings=false, but there is no weight 'proj_out.weight'"):
         open_driver(copy)
 
@@ -334,14 +320,14 @@ def lose_shard(folder):
         (lambda folder: (folder / "config.json").write_text("[]"), "holds a list"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "the tokenizer of .* cannot be used"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer of .* knows only \d+ of the \d+ tokens"),
-        (lambda folder: rewrite(folder / "config.json", lambda s: s.update(d_model="wide")), "a whole number"),
-        (lambda folder: rewrite(folder / "config.json", lambda s: s.update(decoder_attention_heads=5)), "5 heads"),
+        (lambda folder: rewrite(folder / "config.json", d_model="wide"), "a whole number"),
+        (lambda folder: rewrite(folder / "config.json", decoder_attention_heads=5), "5 heads"),
         (
-            lambda folder: rewrite(folder / "preprocessor_config.json", lambda s: s.update(feature_size=128)),
+            lambda folder: rewrite(folder / "preprocessor_config.json", feature_size=128),
             "128 mel bands",
         ),
         (
-            lambda folder: rewrite(folder / "preprocessor_config.json", lambda s: s.update(chunk_length=30)),
+            lambda folder: rewrite(folder / "preprocessor_config.json", chunk_length=30),
             "3000 frames",
         ),
         (remove_weights, "no weights; allowed: model.safetensors"),
@@ -366,7 +352,7 @@ def test_broken_checkpoints_are_told_what_is_wrong(open_driver, copy, breakage, 
 )
 def test_other_architectures_are_refused(open_driver, copy, change):
     """What was found and what is allowed are both named."""
-    rewrite(copy / "config.json", lambda settings: settings.update(change))
+    rewrite(copy / "config.json", **change)
     with pytest.raises(UnsupportedModel, match="allowed") as caught:
         open_driver(copy)
     assert str(next(iter(change.values()))).strip("[]'") in str(caught.value)

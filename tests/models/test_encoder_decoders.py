@@ -36,21 +36,6 @@ WIDTHS = {
 HEARING = ("moonshine", "moonshine_streaming", "cohere_asr", "canary")
 
 
-@pytest.fixture
-def changed(folder, tmp_path):
-    """``changed(name, file, key=value)``: a copy of the checkpoint with other settings; a function gets the old."""
-
-    def make(name, file, **settings):
-        copy = tmp_path / "copy"
-        shutil.copytree(folder(name), copy)
-        written = json.loads((copy / file).read_text())
-        new = {key: value(written[key]) if callable(value) else value for key, value in settings.items()}
-        (copy / file).write_text(json.dumps({**written, **new}))
-        return copy
-
-    return make
-
-
 def jobs_of(description, name):
     """Items of several lengths, two of them equal in length."""
     if name in HEARING:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,19 +31,6 @@ NAMES = tuple(FRAME_MAKERS)
 
 def noise(samples: int) -> np.ndarray[Any, Any]:
     return (np.random.default_rng(samples).standard_normal(samples) * 0.3).astype(np.float32)
-
-
-@pytest.fixture
-def changed(folder: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
-    """``changed(name, key=value)``: a copy of the checkpoint with another config.json."""
-
-    def make(name: str, **settings: Any) -> Path:
-        shutil.copytree(folder(name), tmp_path / "copy")
-        path = tmp_path / "copy" / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
-        return tmp_path / "copy"
-
-    return make
 
 
 @pytest.mark.parametrize("name", NAMES)

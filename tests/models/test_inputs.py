@@ -21,6 +21,7 @@ from triolet.core.model import Prepared
 from triolet.models.architectures.conversations import Rendered
 from triolet.models.architectures.prompts import TextPreparer, payload_key
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 from .media import HEARING, HIDDEN, PLACEHOLDERS, SPEECH, Checkpoint, make_preparer, make_processor, picture, sound
 from .towers import TOWERS
@@ -93,8 +94,7 @@ def test_spans_hold_the_placeholders_of_their_item_and_nothing_else(checkpoint: 
 
 def test_an_image_that_is_not_cut_has_one_span(opened: Opened, tmp_path: Path) -> None:
     folder = make_checkpoint("smolvlm", tmp_path)
-    settings = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps({**settings, "do_image_splitting": False}))
+    rewrite(folder / "preprocessor_config.json", do_image_splitting=False)
     checkpoint = Checkpoint.open("smolvlm", folder)
     prompt, items = "see <image> there", [picture(64, 64)]
     prepared = checkpoint.prepare(prompt, items)
@@ -186,11 +186,11 @@ def test_other_weights_dtypes_and_settings_give_another_key(checkpoint: Checkpoi
 
     folder = make_checkpoint(checkpoint.name, tmp_path)
     assert key() == key(folder)
-    path = folder / ("processor_config.json" if checkpoint.name in SPEECH else "preprocessor_config.json")
-    settings = json.loads(path.read_text())
     changed = {"padding_value": 0.5} if checkpoint.name in HEARING else {"image_std": [0.4, 0.4, 0.4]}
-    (settings["feature_extractor"] if checkpoint.name in SPEECH else settings).update(changed)
-    path.write_text(json.dumps(settings))
+    if checkpoint.name in SPEECH:
+        rewrite(folder / "processor_config.json", feature_extractor=lambda old: {**old, **changed})
+    else:
+        rewrite(folder / "preprocessor_config.json", **changed)
     keys = {key(), key(identity="others"), key(dtype=torch.bfloat16), key(folder)}
     assert len(keys) == 4
 
@@ -314,9 +314,7 @@ def test_audio_that_is_too_short_for_an_embedding_is_refused(name: str, opened: 
 @pytest.mark.parametrize("name", ["audioflamingo3", "moss_transcribe_diarize"])
 def test_a_processor_with_other_windows_than_the_encoders_is_refused(name: str, opened: Opened, tmp_path: Path) -> None:
     checkpoint, folder = opened(name), make_checkpoint(name, tmp_path)
-    settings = json.loads((folder / "processor_config.json").read_text())
-    settings["feature_extractor"]["chunk_length"] = 30
-    (folder / "processor_config.json").write_text(json.dumps(settings))
+    rewrite(folder / "processor_config.json", feature_extractor=lambda old: {**old, "chunk_length": 30})
     with pytest.raises(CheckpointError, match=r"makes 3000 frames; config.json asks for \d+"):
         make_preparer(folder, checkpoint.family, checkpoint.config, checkpoint.tokenizer)
 
@@ -342,10 +340,8 @@ def test_a_feature_extractor_with_another_window_than_the_models_is_refused(
     hearing: Checkpoint, tmp_path: Path
 ) -> None:
     folder = make_checkpoint("qwen2_audio", tmp_path)
-    settings = json.loads((folder / "preprocessor_config.json").read_text())
-    for name in ("chunk_length", "n_samples", "nb_max_frames"):
-        settings[name] *= 2
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    doubled = dict.fromkeys(("chunk_length", "n_samples", "nb_max_frames"), lambda old: 2 * old)
+    rewrite(folder / "preprocessor_config.json", **doubled)
     with pytest.raises(CheckpointError, match=r"makes 200 frames; config.json asks for 100"):
         make_preparer(folder, hearing.family, hearing.config, hearing.tokenizer)
 

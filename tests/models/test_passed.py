@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -16,6 +15,7 @@ from triolet.models.blueprints.passed import PassedComparisons, comparison_key
 from triolet.models.executor import TorchExecutor
 from triolet.models.machine.cache import CacheFile
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 
 
@@ -53,8 +53,7 @@ def test_a_checkpoint_is_compared_once(tried, tmp_path):
     assert tried == ["llama", "llama"]
     other = shutil.copytree(folder, tmp_path / "other")
     opened(other)
-    told = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(told | {"rms_norm_eps": 0.1}))
+    rewrite(other / "config.json", rms_norm_eps=0.1)
     opened(other)
     assert tried == ["llama", "llama", "other"], "the same files elsewhere have passed"
 

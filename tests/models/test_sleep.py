@@ -3,7 +3,6 @@ bit."""
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 
@@ -18,6 +17,7 @@ from triolet.models.blueprints import blueprint as common
 from triolet.models.blueprints import whisper_blueprint as blueprint
 from triolet.models.memory.module import TransformerModel
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 
 BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
@@ -267,16 +267,12 @@ def test_a_failed_wake_whose_release_fails_too_tells_of_both(driver, monkeypatch
 # -- the checkpoint meanwhile ------------------------------------------------------------------------------------------
 
 
-def edit_json(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def damage_weights(folder):
     (folder / "model.safetensors").write_bytes(b"nothing")
 
 
 def edit_config(folder):
-    edit_json(folder / "config.json", decoder_layers=1)
+    rewrite(folder / "config.json", decoder_layers=1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 
@@ -16,6 +15,7 @@ from triolet.models.checkpoints.turns import TURNS
 from triolet.models.linear.modules import QuantizedLinear, exactly
 from triolet.models.linear.stored import adopt_quantized
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 from .texts import Job
 
@@ -71,9 +71,7 @@ def by_torchao(folder, target):
 
 
 def described(folder, quantization):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
-    return folder
+    return rewrite(folder / "config.json", quantization_config=quantization).parent
 
 
 MAKERS = {"inputs": compressed, "weights": packed, "torchao": by_torchao}

@@ -23,6 +23,7 @@ from triolet.models.blueprints.read import read_blueprint
 from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.models.checkpoints.settings import Settings
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 from .media import Checkpoint, picture, sound
 from .towers import REQUESTS, TOWERS, beside, features
@@ -38,10 +39,6 @@ def checkpoint(request: pytest.FixtureRequest, opened: Opened) -> Checkpoint:
 @pytest.fixture
 def granite(tmp_path: Path) -> Path:
     return make_checkpoint("granite_speech", tmp_path)
-
-
-def rewrite(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 # -- features and prompts --------------------------------------------------------------------------------------------
