@@ -21,7 +21,7 @@ from torch import Tensor
 from triolet import EngineConfig
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.memory.rows import Rows
-from triolet.models.native.decoders import Decoder
+from triolet.models.native.decoders import CausalDecoder
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
 
@@ -31,7 +31,7 @@ def distributions(model: str, text: str, tokens: int, quantization: str | None) 
     blueprint = read_blueprint(model, EngineConfig(device="cpu", dtype="float32", quantization=quantization))
     ids = blueprint.checkpoint.tokenizer(text, add_special_tokens=False).input_ids[:tokens]
     module, shape = blueprint.load(blueprint.files()).module, blueprint.checkpoint.shape
-    program = Decoder(module, module, shape.windows).program(len(ids))
+    program = CausalDecoder(module, module, shape.windows).program(len(ids))
     pages = torch.zeros(shape.layers, 1, len(ids), 2 * shape.kv_heads * shape.head_dim)
     options = {"rows": 256, "positions": len(ids), "threads": torch.get_num_threads()}
     runner = Runner.open(Library.load(), program, pages, **options)

@@ -235,12 +235,12 @@ def _loaded(
     description: ModelDescription, preparer: Preparer, images: Sequence[ImageSource], audio: Sequence[AudioSource]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Loads ``images`` and ``audio`` for `Preparer.prepare`, and reads them as far as that is possible before."""
-    from ...models.architectures.prompts import Read  # what the server has read already
+    from ...models.architectures.prompts import ReadItem  # what the server has read already
 
     reads = "image" in preparer.media
-    pictures = [load_image(image) if reads and not isinstance(image, Read) else image for image in images]
+    pictures = [load_image(image) if reads and not isinstance(image, ReadItem) else image for image in images]
     rate = description.sampling_rate
-    sounds = [one if isinstance(one, Read) else load_audio(one, sampling_rate=rate) for one in audio]
+    sounds = [one if isinstance(one, ReadItem) else load_audio(one, sampling_rate=rate) for one in audio]
     return tuple(preparer.read_media(pictures)), tuple(preparer.read_media(sounds))
 
 

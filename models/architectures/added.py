@@ -20,7 +20,7 @@ from ..checkpoints.settings import Settings
 from ..checkpoints.turns import TURNS
 from ..machine.defaults import OURS
 from .heard import HeardAudio, check_samples
-from .prompts import Read
+from .prompts import ReadItem
 from .streamed_encoder import Chunks, Pieces
 
 _PAD = "[STREAMING_PAD]"
@@ -30,7 +30,7 @@ _TOGETHER = 64  # positions that are encoded in one call where audio is heard pi
 
 
 @frozen(kw_only=True)
-class Pace:
+class AudioPace:
     """The steps in which a checkpoint hears and writes, by the section "audio" of its tekken.json."""
 
     step: int  # samples of one position
@@ -43,7 +43,7 @@ class Pace:
         return self.delay + 1 + _WORD
 
     @classmethod
-    def read(cls, folder: Path) -> Pace:
+    def read(cls, folder: Path) -> AudioPace:
         """Reads the file in ``folder``. Raises `CheckpointError` if it is missing or wrong."""
         path = folder / "tekken.json"
         whole = Settings.read_if_there(path)
@@ -125,7 +125,7 @@ class AddedFeatures:
 class PacedFeatures(AddedFeatures):
     """The features of a Voxtral Realtime."""
 
-    pace: Pace
+    pace: AudioPace
 
     def padded(self, samples: np.ndarray[Any, Any], *, last: bool) -> np.ndarray[Any, Any]:
         pace = self.pace
@@ -144,11 +144,11 @@ class AddedAudio(HeardAudio):
     added: bool = True
     alone: bool = True
 
-    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> ReadItem:  # noqa: ARG002
         check_samples(item, processor.sampling_rate, most=processor.longest)
         made, positions = processor(item)
         payload = {"input_features": made, "embeddings": torch.tensor(positions)}
-        return Read(payload=payload, text=token * processor.begins, embeddings=positions)
+        return ReadItem(payload=payload, text=token * processor.begins, embeddings=positions)
 
 
 @frozen(kw_only=True)
@@ -161,10 +161,10 @@ class VoxtralRealtime(AddedAudio):
 
     def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
         module = super().load(folder, dtype)
-        return PacedModel(module, Pace.read(folder).delay).eval()
+        return PacedModel(module, AudioPace.read(folder).delay).eval()
 
     def processor(self, folder: Path, config: Any) -> Any:
-        extractor, pace = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), Pace.read(folder)
+        extractor, pace = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), AudioPace.read(folder)
         if pace.step != extractor.hop_length * config.audio_length_per_tok:
             raise CheckpointError(
                 f"tekken.json of {folder} has positions of {pace.step} samples; config.json and the feature extractor "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...core.errors import InvalidRequest
 from ..checkpoints.loading import apart, load_part, place_of
 from .heard import HeardAudio, check_samples
-from .prompts import Read
+from .prompts import ReadItem
 
 
 @frozen(kw_only=True)
@@ -72,7 +72,7 @@ class QwenAudio(HeardAudio):
         begin, end = (text if text in known else "" for text in ("<|audio_bos|>", "<|audio_eos|>"))
         return begin, end
 
-    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> ReadItem:  # noqa: ARG002
         check_samples(item, processor.sampling_rate, most=processor.n_samples)
         outputs = processor(
             [item],
@@ -87,7 +87,7 @@ class QwenAudio(HeardAudio):
             raise InvalidRequest(
                 f"the audio has {len(item)} samples, too few for one embedding; allowed: 40 ms or more"
             )
-        return Read(
+        return ReadItem(
             payload={"input_features": outputs["input_features"][0], "frames": frames},
             text=token * embeddings,
             embeddings=embeddings,

@@ -18,7 +18,7 @@ from ...core.aligning import TextAligner
 from ...core.errors import CheckpointError
 from ...core.request import Placeholder
 from ..checkpoints.loading import load_module, load_part, processor_template
-from .prompts import MediaPreparer, Read, settled, tokenize
+from .prompts import MediaPreparer, ReadItem, settled, tokenize
 
 
 @frozen
@@ -44,7 +44,7 @@ class Family:
         """Returns the embeddings [embeddings, hidden] of each payload, in storage of their own."""
         raise NotImplementedError
 
-    def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         """Reads one image or audio with ``processor``. In the prompt, one ``token`` stands for each embedding. Called
         in threads.
 

@@ -24,7 +24,7 @@ from ...core.request import Alignment
 from ..checkpoints.loading import TRIED, apart, load_part, place_of
 from .conversations import Rendered
 from .family import Family
-from .prompts import MediaPreparer, Read
+from .prompts import MediaPreparer, ReadItem
 
 # -- texts to align ----------------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ _TOGETHER = 16  # windows or items of one call; an hour of windows at once would
 
 
 @frozen(kw_only=True)
-class Hearing:
+class AudioProcessor:
     """transformers' processor of a checkpoint, with its settings for audio. Calling the whole processor is not safe in
     threads, so its part for audio is called alone."""
 
@@ -163,7 +163,7 @@ class HeardAudio(Family):
                 rows.append(made.get_audio_features(**given, **self.options).pooler_output.flatten(0, -2))
         return apart(torch.split(torch.cat(rows), [int(payload[_ROWS]) for payload in payloads]))
 
-    def processor(self, folder: Path, config: Any) -> Hearing:
+    def processor(self, folder: Path, config: Any) -> AudioProcessor:
         found = load_part("AutoProcessor", folder, trust_remote_code=False)
         if not hasattr(found, "_process_audio"):
             raise UnsupportedModel(
@@ -172,7 +172,7 @@ class HeardAudio(Family):
         merged = found._merge_kwargs(tokenizer_init_kwargs=found.tokenizer.init_kwargs)["audio_kwargs"]
         self.check_windows(found.feature_extractor, folder, config)
         rate = found.feature_extractor.sampling_rate
-        return Hearing(processor=found, settings={"sampling_rate": rate, **merged, "return_tensors": "pt"})
+        return AudioProcessor(processor=found, settings={"sampling_rate": rate, **merged, "return_tensors": "pt"})
 
     def aligner(self, folder: Path, config: Any, preparer: MediaPreparer) -> ForcedAligner:
         processor = self.processor(folder, config).processor
@@ -191,13 +191,13 @@ class HeardAudio(Family):
             )
 
     def template(self, processor: Any, tokenizer: Any) -> str | None:
-        unneeded = tokenizer.chat_template or not isinstance(processor, Hearing)
+        unneeded = tokenizer.chat_template or not isinstance(processor, AudioProcessor)
         return None if unneeded else processor.processor.chat_template
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
         return self.around_audio
 
-    def read(self, processor: Hearing, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+    def read(self, processor: AudioProcessor, config: Any, token: str, item: np.ndarray[Any, Any]) -> ReadItem:  # noqa: ARG002
         rate = processor.sampling_rate
         check_samples(item, rate, most=processor.longest)
         made, (text,) = processor.processor._process_audio([item], **processor.settings)
@@ -205,7 +205,7 @@ class HeardAudio(Family):
         if not rows:
             raise InvalidRequest(f"the audio has {len(item)} samples, too few for one embedding; give more")
         taken = {name: value for name, value in made.items() if name not in self.options and name != "num_audio_tokens"}
-        return Read(
+        return ReadItem(
             payload={**taken, _ROWS: torch.tensor(rows)},
             text=text,
             embeddings=rows,

@@ -179,7 +179,7 @@ class TextPreparer:
 
 
 @frozen(kw_only=True)
-class Read:
+class ReadItem:
     """One image or audio after the family has read it."""
 
     payload: Mapping[str, Tensor] = field(repr=False)  # the input of `Family.encode`, on the CPU
@@ -205,7 +205,7 @@ class MediaPreparer(TextPreparer):
     processor: Any = field(repr=False)  # as `Family.processor` returns it
     needs_item: bool = False  # the weights are right for prompts with items alone
     start: tuple[int, ...] = ()  # see `Family.start`
-    _read: Callable[[Any], Read]  # see `Family.read`
+    _read: Callable[[Any], ReadItem]  # see `Family.read`
     forms: ClassVar[tuple[Form, ...]] = PARTS
 
     def with_items(self, prompt: str, count: int) -> str:
@@ -252,7 +252,7 @@ class MediaPreparer(TextPreparer):
         expanded = [next(standing) if token == self.placeholder_id else (token,) for token in token_ids]
         return self._place(tuple(token for part in expanded for token in part), read)
 
-    def _standing(self, item: Read) -> tuple[int, ...]:
+    def _standing(self, item: ReadItem) -> tuple[int, ...]:
         """The tokens that stand for ``item``."""
         if item.text == self.placeholder * item.embeddings:  # placeholders alone need no tokenizer
             return (self.placeholder_id,) * item.embeddings
@@ -273,7 +273,7 @@ class MediaPreparer(TextPreparer):
                 f"{counted} given; write it once for each, where it belongs"
             )
 
-    def read_media(self, given: Sequence[Any]) -> list[Read]:
+    def read_media(self, given: Sequence[Any]) -> list[ReadItem]:
         """Reads ``given`` as the family does. Items that are read already stay as they are.
 
         Raises:
@@ -283,12 +283,12 @@ class MediaPreparer(TextPreparer):
         for number, item in enumerate(given, 1):
             try:
                 with OwnDefaults():
-                    read.append(item if isinstance(item, Read) else self._read(item))
+                    read.append(item if isinstance(item, ReadItem) else self._read(item))
             except InvalidRequest as error:
                 raise InvalidRequest(f"{self.medium} {number} of {len(given)}: {error}") from error
         return read
 
-    def _place(self, token_ids: tuple[int, ...], read: list[Read]) -> Prepared:
+    def _place(self, token_ids: tuple[int, ...], read: list[ReadItem]) -> Prepared:
         if self.start:
             return self._add(token_ids, read)
         places = [index for index, token in enumerate(token_ids) if token == self.placeholder_id]
@@ -300,7 +300,7 @@ class MediaPreparer(TextPreparer):
             first += item.embeddings
         return Prepared(token_ids=token_ids, items=tuple(items))
 
-    def _add(self, token_ids: tuple[int, ...], read: list[Read]) -> Prepared:
+    def _add(self, token_ids: tuple[int, ...], read: list[ReadItem]) -> Prepared:
         """Places the one item from the first position on. It goes on where the answer will be."""
         if len(read) != 1 or len(token_ids) >= read[0].embeddings:
             count = sum(item.embeddings for item in read)
@@ -310,7 +310,7 @@ class MediaPreparer(TextPreparer):
             )
         return Prepared(token_ids=token_ids, items=(self._item(read[0], list(range(read[0].embeddings))),))
 
-    def _item(self, read: Read, places: list[int]) -> EncoderItem:
+    def _item(self, read: ReadItem, places: list[int]) -> EncoderItem:
         return EncoderItem(
             key=read.key or payload_key(self.identity, read.payload),
             payload=read.payload,

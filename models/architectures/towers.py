@@ -19,7 +19,7 @@ from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.lora import merge_adapter
 from .frontends import PairedMel, StackedFbank, TorchFeatures
 from .heard import HeardAudio, check_samples
-from .prompts import MediaPreparer, Read
+from .prompts import MediaPreparer, ReadItem
 
 _VOXTRAL_CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]"
@@ -58,7 +58,7 @@ class Voxtral(HeardAudio):
         """Returns a template with the tokens of mistral_common for checkpoints without a template."""
         return None if tokenizer.chat_template else _VOXTRAL_CHAT
 
-    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> ReadItem:
         check_samples(item, processor.sampling_rate)
         filled = {"padding": True, "pad_to_multiple_of": processor.n_samples, "truncation": False}
         made = processor(item, sampling_rate=processor.sampling_rate, return_tensors="pt", **filled)
@@ -103,7 +103,7 @@ class GraniteSpeech(Fronted):
     def preparer(self, folder: Path, tokenizer: Any, config: Any, **about: Any) -> MediaPreparer:
         return evolve(super().preparer(folder, tokenizer, config, **about), needs_item=config.has_lora_adapter)
 
-    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> ReadItem:
         features = self.features(processor, item)
         windows = -(-features.shape[1] // config.window_size)
         return heard(features, windows * (config.window_size // config.downsample_rate), token)
@@ -130,7 +130,7 @@ class FunAsr(Fronted):
         front: Any = super().processor(folder, config)
         return evolve(front, longest=front.most_samples(config.audio_config.max_position_embeddings - 1))
 
-    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> ReadItem:  # noqa: ARG002
         features = self.features(processor, item)
         rows = features.shape[1]
         return heard(features, rows, token, input_features_mask=torch.ones(1, rows, dtype=torch.long))
@@ -169,7 +169,7 @@ class Phi4Multimodal(HeardAudio):
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
         return load_part("Phi4MultimodalFeatureExtractor", folder)
 
-    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> ReadItem:  # noqa: ARG002
         check_samples(item, processor.sampling_rate, least=processor.win_length)
         made = processor(item, sampling_rate=processor.sampling_rate, return_tensors="pt")
         return heard(made["audio_input_features"], int(made["audio_embed_sizes"]), token)
@@ -186,7 +186,7 @@ class Phi4Multimodal(HeardAudio):
         return rows
 
 
-def heard(features: Tensor, rows: int, token: str, **others: Tensor) -> Read:
+def heard(features: Tensor, rows: int, token: str, **others: Tensor) -> ReadItem:
     """Returns an item with ``rows`` embeddings. ``others`` are further inputs of the encoder."""
     payload = {"input_features": features, **others, "embeddings": torch.tensor(rows)}
-    return Read(payload=payload, text=token * rows, embeddings=rows)
+    return ReadItem(payload=payload, text=token * rows, embeddings=rows)

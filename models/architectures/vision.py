@@ -20,7 +20,7 @@ from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.request import Placeholder
 from ..checkpoints.loading import apart, place_of
 from .family import Family
-from .prompts import Read
+from .prompts import ReadItem
 
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # by the type of encoder that LLaVA has
 
@@ -62,14 +62,14 @@ class QwenVision(Family):
         begin, end = (text or "" for text in ends)
         return begin, end
 
-    def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:  # noqa: ARG002
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:  # noqa: ARG002
         """Reads as many patches as the image needs. A square of ``merge_size`` by ``merge_size`` patches becomes one
         embedding.
         """
         outputs = _process(processor, item)
         grid = outputs["image_grid_thw"][0]
         embeddings = int(grid.prod()) // processor.merge_size**2
-        return Read(
+        return ReadItem(
             payload={"pixel_values": outputs["pixel_values"], "image_grid_thw": grid},
             text=token * embeddings,
             embeddings=embeddings,
@@ -97,13 +97,13 @@ class Llava(Family):
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
         return "", "\n"
 
-    def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         """Reads one square of patches; the encoder may put embeddings of its own before them."""
         pixels, vision = _process(processor, item)["pixel_values"][0], config.vision_config
         extra = _CLASS_TOKENS[vision.model_type] - (config.vision_feature_select_strategy == "default")
         height, width = pixels.shape[-2:]
         embeddings = (height // vision.patch_size) * (width // vision.patch_size) + extra
-        return Read(payload={"pixel_values": pixels}, text=token * embeddings, embeddings=embeddings)
+        return ReadItem(payload={"pixel_values": pixels}, text=token * embeddings, embeddings=embeddings)
 
 
 @frozen
@@ -122,7 +122,7 @@ class Tiled(Family):
         embeddings = _cells_of(pixels, config)
         return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
 
-    def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         """Reads rows and columns of tiles, then the whole image; the text in the prompt names the place of each
         tile."""
         outputs = _process(processor, item, return_row_col_info=True)
@@ -131,7 +131,7 @@ class Tiled(Family):
         mask = outputs.get("pixel_attention_mask")
         shown = torch.ones_like(pixels[:, 0], dtype=torch.bool) if mask is None else mask[0].bool()
         rows, columns = outputs["rows"][0][0], outputs["cols"][0][0]
-        return Read(
+        return ReadItem(
             payload={"pixel_values": pixels, "pixel_attention_mask": shown},
             text=_text_of_tiles(rows, columns, token * embeddings),
             embeddings=tiles * embeddings,

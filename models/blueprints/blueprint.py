@@ -27,7 +27,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
 from ..memory.slots import CrossKV
 from ..native.crossed_decoder import CrossedDecoder
-from ..native.decoders import Decoder
+from ..native.decoders import CausalDecoder
 from ..native.library import MOST_THREADS, Library
 from ..native.program import Program
 from ..native.runner import Runner
@@ -319,7 +319,7 @@ class ModuleBlueprint(Blueprint):
         """Reads the module, on the CPU."""
         raise NotImplementedError
 
-    def find_decoder(self, module: nn.Module) -> Decoder | CrossedDecoder:
+    def find_decoder(self, module: nn.Module) -> CausalDecoder | CrossedDecoder:
         """Returns the decoder in ``module`` as the native library needs it."""
         raise NotImplementedError
 

@@ -37,11 +37,11 @@ _SIMILAR = (17, 13)  # lengths of an encoder's prompts: they share a batch, and 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # relative to the largest number
 _TOLERANCE_OF_INT8 = 0.1  # a quantized input between two values may be rounded to either
 
-Decoder = CausalNetwork | EncoderDecoderNetwork
+ComparedNetwork = CausalNetwork | EncoderDecoderNetwork
 
 
 def compare_decoder(
-    network: Decoder,
+    network: ComparedNetwork,
     checkpoint: ModuleCheckpoint,
     dtype: torch.dtype,
     open_native: Callable[[Any], Runner] | None = None,
@@ -62,7 +62,7 @@ def compare_decoder(
     kept = network.paged.dtype
     own, witnesses = _over(network, dtype), [_Witness(checkpoint)]
     if isinstance(own, CausalNetwork):
-        witnessed: Decoder = evolve(own, witness=witnesses[0].hear)
+        witnessed: ComparedNetwork = evolve(own, witness=witnesses[0].hear)
     else:
         witnesses.append(_Witness(checkpoint))
         witnessed = evolve(own, witness=witnesses[0].hear, cross_witness=witnesses[1].hear)
@@ -104,7 +104,7 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
     )
 
 
-def _over(network: Decoder, dtype: torch.dtype) -> Decoder:
+def _over(network: ComparedNetwork, dtype: torch.dtype) -> ComparedNetwork:
     """Returns the network as torch alone computes it, with one page and one slot for each prompt."""
     paged = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, dtype=dtype)
     if isinstance(network, CausalNetwork):
@@ -113,7 +113,7 @@ def _over(network: Decoder, dtype: torch.dtype) -> Decoder:
 
 
 @contextmanager
-def _opened(open_native: Callable[[Any], Runner], network: Decoder) -> Iterator[Runner]:
+def _opened(open_native: Callable[[Any], Runner], network: ComparedNetwork) -> Iterator[Runner]:
     runner = open_native(network)
     try:
         yield runner
@@ -145,7 +145,7 @@ def _prompts(checkpoint: ModuleCheckpoint, lengths: Sequence[int]) -> list[list[
     return [[next(plain, 0) for _ in range(min(length, checkpoint.shape.positions))] for length in lengths]
 
 
-def _outputs(network: Decoder, dtype: torch.dtype) -> list[Tensor]:
+def _outputs(network: ComparedNetwork, dtype: torch.dtype) -> list[Tensor]:
     """Returns a made-up encoder output for each prompt, or an empty tensor if the model has no cross-attention."""
     if isinstance(network, CausalNetwork):
         return [torch.empty(0)] * len(_LENGTHS)
@@ -154,7 +154,7 @@ def _outputs(network: Decoder, dtype: torch.dtype) -> list[Tensor]:
     return [row.mul(0.7).sin().view(length, -1).to(dtype) for row, length in zip(rows, lengths, strict=True)]
 
 
-def _reference(network: Decoder, prompt: list[int], output: Tensor) -> Tensor:
+def _reference(network: ComparedNetwork, prompt: list[int], output: Tensor) -> Tensor:
     """Returns the row of the last position, computed by transformers alone."""
     tokens, module = torch.tensor([prompt], device=network.device), network.model.module
     if isinstance(network, EncoderDecoderNetwork):
@@ -174,7 +174,7 @@ def _mean(network: EncoderNetwork, prompt: list[int]) -> Tensor:
 
 
 def _read(
-    network: Decoder, prompts: list[list[int]], outputs: list[Tensor], witnesses: Sequence[_Witness] = ()
+    network: ComparedNetwork, prompts: list[list[int]], outputs: list[Tensor], witnesses: Sequence[_Witness] = ()
 ) -> list[Tensor]:
     """Returns the row of each prompt's last position, computed by the engine: first the beginning of the first prompt
     beside the second prompt, then the rest of the first."""
@@ -191,14 +191,14 @@ def _read(
     return [_last(network, [_feed(first, cut, len(first.tokens) - cut)])[0], beginning[1]]
 
 
-def _started(network: Decoder, prompts: list[list[int]]) -> list[Record]:
+def _started(network: ComparedNetwork, prompts: list[list[int]]) -> list[Record]:
     records = list(map(_record, range(len(prompts)), prompts))
     for record in records:
         network.start(record)
     return records
 
 
-def _last(network: Decoder, feeds: list[Feed]) -> list[Tensor]:
+def _last(network: ComparedNetwork, feeds: list[Feed]) -> list[Tensor]:
     """Returns the last row of each chunk."""
     wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
     rows = network.rows if isinstance(network, CausalNetwork) else network.logits

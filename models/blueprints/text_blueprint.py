@@ -19,7 +19,7 @@ from ..checkpoints.loading import load_module
 from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
-from ..native.decoders import Decoder
+from ..native.decoders import CausalDecoder
 from ..native.runner import Runner
 from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
@@ -62,7 +62,7 @@ class TextBlueprint(ModuleBlueprint):
             )
         return module
 
-    def pack(self, module: nn.Module, decoder: Decoder | None) -> None:
+    def pack(self, module: nn.Module, decoder: CausalDecoder | None) -> None:
         int8 = self.config.quantization is not None
         if decoder is not None:
             decoder.pack(int8=int8)
@@ -76,8 +76,8 @@ class TextBlueprint(ModuleBlueprint):
             return f"graphs={self.config.graphs!r}"
         return super().not_native()
 
-    def find_decoder(self, module: nn.Module) -> Decoder:
-        return Decoder(module, self._language(module), self.checkpoint.shape.windows)
+    def find_decoder(self, module: nn.Module) -> CausalDecoder:
+        return CausalDecoder(module, self._language(module), self.checkpoint.shape.windows)
 
     def _language(self, module: nn.Module) -> nn.Module:
         """Returns the part of ``module`` that decodes text. Its other parts, which encode, are small."""
@@ -133,7 +133,7 @@ class TextBlueprint(ModuleBlueprint):
         )
         return evolve(network, graphs=own("graphs", graphs))
 
-    def open_native(self, decoder: Decoder, network: CausalNetwork) -> Runner:
+    def open_native(self, decoder: CausalDecoder, network: CausalNetwork) -> Runner:
         return self.open_runner(decoder.program(max(LONGEST, self.positions)), network.paged)  # for comparisons
 
     def prove(self, network: Network) -> None:

@@ -29,7 +29,7 @@ _CONTROLS = "".join(map(chr, range(32)))
 _SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that vocabularies write as themselves
 _OTHERS = [byte for byte in range(256) if byte not in _SEEN]
 _LETTERS = [chr(byte) if byte in _SEEN else chr(256 + _OTHERS.index(byte)) for byte in range(256)]
-Part = Mapping[str, Any]
+TokenizerPart = Mapping[str, Any]
 
 
 def lengths_of(tokenizer: Any) -> Lengths | None:
@@ -53,13 +53,13 @@ def lengths_of(tokenizer: Any) -> Lengths | None:
     return Lengths(shrinks * max(map(len, vocabulary), default=1), unread)
 
 
-def _state(part: Any) -> Part | None:
+def _state(part: Any) -> TokenizerPart | None:
     """Returns a normalizer or pre-tokenizer as tokenizer.json describes it."""
-    found: Part | None = None if part is None else json.loads(part.__getstate__())
+    found: TokenizerPart | None = None if part is None else json.loads(part.__getstate__())
     return found
 
 
-def _shrinks(normalizer: Part | None) -> int | None:
+def _shrinks(normalizer: TokenizerPart | None) -> int | None:
     """The most characters that ``normalizer`` turns into one; ``None``: any number, or unknown."""
     if normalizer is None:
         return 1
@@ -74,7 +74,7 @@ def _shrinks(normalizer: Part | None) -> int | None:
     return _KEPT.get(kind)
 
 
-def _keeps(parting: Part | None) -> bool:
+def _keeps(parting: TokenizerPart | None) -> bool:
     """True if the words together contain all characters of the text."""
     if parting is None:
         return True
@@ -105,7 +105,7 @@ def _without_bytes(vocabulary: Mapping[str, int], *, normalized: bool) -> str | 
     return None if normalized and unread.strip(_CONTROLS) else unread
 
 
-def _has_bytes(part: Part | None) -> bool:
+def _has_bytes(part: TokenizerPart | None) -> bool:
     if part is None:
         return False
     return part["type"] == "ByteLevel" or any(

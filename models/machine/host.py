@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from attrs import frozen
 
-Read = Callable[[str], str | None]
+ReadText = Callable[[str], str | None]
 
 _CGROUPS = "/sys/fs/cgroup"
 _CPUS = "/sys/devices/system/cpu"
@@ -58,14 +58,14 @@ class Cores:
         return ", ".join(told)
 
 
-def cpu_name(read: Read) -> str:
+def cpu_name(read: ReadText) -> str:
     """Returns the processor's name from the system, or else from Python."""
     rows = [line.partition(":") for line in (read("/proc/cpuinfo") or "").splitlines()]
     names = [value.strip() for name, _, value in rows if name.strip() == "model name"]
     return next(iter(names), platform.processor() or platform.machine())
 
 
-def cpu_flags(read: Read) -> frozenset[str]:
+def cpu_flags(read: ReadText) -> frozenset[str]:
     """Returns the instruction sets of the processor by Linux's names. The set is empty if the system does not say."""
     rows = [line.partition(":") for line in (read("/proc/cpuinfo") or "").splitlines()]
     found = [value for name, _, value in rows if name.strip() in {"flags", "Features"}]
@@ -79,7 +79,7 @@ def affinity() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def usable_cores(read: Read, allowed: Set[int], logical: int) -> Cores:
+def usable_cores(read: ReadText, allowed: Set[int], logical: int) -> Cores:
     """Returns the cores that are worth a thread: the physical cores among ``allowed``, but no more than the whole cores
     in the cgroup's quota, and at least one. A thread beyond the quota would be stopped while the others wait for it."""
     physical = len({_siblings(read, cpu) for cpu in allowed}) or 1
@@ -88,7 +88,7 @@ def usable_cores(read: Read, allowed: Set[int], logical: int) -> Cores:
     return Cores(count=count, logical=max(logical, len(allowed)), allowed=len(allowed), physical=physical, quota=quota)
 
 
-def choose_threads(told: int, environment: Mapping[str, str] = os.environ, read: Read = read_file) -> int:
+def choose_threads(told: int, environment: Mapping[str, str] = os.environ, read: ReadText = read_file) -> int:
     """Returns the number of threads for computing, if the configuration does not set it.
 
     It is the number of usable cores, but at most ``told``, torch's own number. If OMP_NUM_THREADS or MKL_NUM_THREADS is
@@ -99,7 +99,7 @@ def choose_threads(told: int, environment: Mapping[str, str] = os.environ, read:
     return min(told, usable_cores(read, affinity(), os.cpu_count() or 1).count)
 
 
-def _siblings(read: Read, cpu: int) -> str:
+def _siblings(read: ReadText, cpu: int) -> str:
     """Returns a name of the physical core of the logical CPU ``cpu``. All hyperthreads of a core have the same name."""
     for name in ("core_cpus_list", "thread_siblings_list"):
         told = read(f"{_CPUS}/cpu{cpu}/topology/{name}")
@@ -108,13 +108,13 @@ def _siblings(read: Read, cpu: int) -> str:
     return str(cpu)
 
 
-def cpu_quota(read: Read) -> float | None:
+def cpu_quota(read: ReadText) -> float | None:
     """Returns the smallest quota of the process's cgroup and the cgroups above, in cores; ``None``: no limit."""
     quotas = [quota for folder in _folders(read, "cpu") if (quota := _quota(read, folder)) is not None]
     return min(quotas, default=None)
 
 
-def _quota(read: Read, folder: str) -> float | None:
+def _quota(read: ReadText, folder: str) -> float | None:
     told = read(f"{folder}/cpu.max")
     if told is None:  # version 1 of cgroups
         told = f"{read(f'{folder}/cpu.cfs_quota_us') or -1} {read(f'{folder}/cpu.cfs_period_us') or 0}"
@@ -122,7 +122,7 @@ def _quota(read: Read, folder: str) -> float | None:
     return quota / period if quota is not None and period else None
 
 
-def available_memory(read: Read) -> int | None:
+def available_memory(read: ReadText) -> int | None:
     """Returns the bytes that the process can allocate without swapping, by the machine and by the cgroups of the
     process. ``None``: the system does not say."""
     machine = _fields(read("/proc/meminfo")).get("MemAvailable:")
@@ -130,14 +130,14 @@ def available_memory(read: Read) -> int | None:
     return min((count for count in found if count is not None), default=None)
 
 
-def memory_limit(read: Read) -> int | None:
+def memory_limit(read: ReadText) -> int | None:
     """Returns the smallest memory limit of the process's cgroup and the cgroups above, in bytes; ``None``: no limit."""
     files = ("memory.max", "memory.limit_in_bytes")
     found = [_whole(read(f"{folder}/{name}")) for folder in _folders(read, "memory") for name in files]
     return min((count for count in found if count is not None and count < _UNLIMITED), default=None)
 
 
-def _cgroup_memory(read: Read, folder: str) -> int | None:
+def _cgroup_memory(read: ReadText, folder: str) -> int | None:
     """Returns the bytes that a cgroup may still use; ``None``: no limit. Idle file pages count as free, since the
     system drops them first."""
     for limit, usage, idle in (
@@ -163,7 +163,7 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.strip().isdigit() else None
 
 
-def _folders(read: Read, controller: str) -> Iterator[str]:
+def _folders(read: ReadText, controller: str) -> Iterator[str]:
     """Yields the folders of the process's cgroup and of the cgroups above, for both versions of cgroups. In a container
     the path may be the host's. The folder does not exist then, and ``read`` returns ``None`` for its files.
     """

@@ -26,7 +26,7 @@ MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2",
 
 
 @frozen(eq=False)
-class Decoder:
+class CausalDecoder:
     """The parts of a causal decoder of transformers.
 
     Args:
@@ -108,14 +108,14 @@ class Decoder:
         Args:
             positions: the largest number of positions of a sequence.
         """
-        return _Writer(self, positions).write()
+        return _ProgramWriter(self, positions).write()
 
 
 @define(eq=False)
-class _Writer:
+class _ProgramWriter:
     """A writer of the program of one decoder."""
 
-    decoder: Decoder
+    decoder: CausalDecoder
     positions: int
     program: Program = field(factory=Program, init=False)
     tables: dict[str, tuple[int, int]] = field(factory=dict, init=False)  # see `_table`, by kind of layer

@@ -41,7 +41,7 @@ class Ending(IntEnum):
     STORE, ADD, GATED, ACTIVATED, CAPPED, GATED_BY = range(6)
 
 
-class Part(IntEnum):
+class StepPart(IntEnum):
     """The operations that a step runs: all of them, all but the head, or the head alone. The head is the last one."""
 
     WHOLE, HEADLESS, HEAD = range(3)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.errors import EngineError
 from ..memory.rows import Rows
 from .draws import NONE, Arrays, Chosen, Draw
-from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, Part, StepData, TurnsData
+from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, StepData, StepPart, TurnsData
 from .panels import FORMATS
 from .program import Program
 
@@ -160,7 +160,7 @@ class Runner:
             self._buffers[len(program.widths) - (2 if headless else 1)].data = _floats(part)
             try:
                 tokens = () if isinstance(fed, Tensor) else fed[start:stop]
-                self._run(piece, Part.HEADLESS if headless else Part.WHOLE, tokens)
+                self._run(piece, StepPart.HEADLESS if headless else StepPart.WHOLE, tokens)
             finally:
                 self._buffers[len(program.widths) - 2].data = own
             for index, target in (kept or {}).items():
@@ -215,7 +215,7 @@ class Runner:
             self._buffers[0].data, self._buffers[last].data = _place(inputs), _place(logits)
             told = Arrays.of([draws[index] for index in wanted])
             tokens = () if isinstance(fed, Tensor) else fed[start:stop]
-            self._run(piece, Part.WHOLE, tokens, told, () if start else copies)
+            self._run(piece, StepPart.WHOLE, tokens, told, () if start else copies)
             for place, answer in zip(wanted, told.answers(), strict=True):
                 found[place] = answer
         return found
@@ -231,13 +231,13 @@ class Runner:
             count = min(self._rows, len(hidden) - start)
             own[:count] = hidden[start : start + count]
             self._buffers[len(program.widths) - 1].data = _floats(found[start:])
-            self._run(Rows(positions=(), chunks=(), tables=(), wanted=range(count)), Part.HEAD)
+            self._run(Rows(positions=(), chunks=(), tables=(), wanted=range(count)), StepPart.HEAD)
         return found
 
     def _run(
         self,
         rows: Rows,
-        part: Part,
+        part: StepPart,
         fed: Sequence[int] = (),
         draws: Arrays | None = None,
         copies: Sequence[tuple[int, int]] = (),

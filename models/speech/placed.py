@@ -21,7 +21,7 @@ from ...core.speech import SAMPLING, Ask, Detection, Draft, Sound, Span, SpeechF
 from ..architectures.conversations import Rendered, render
 from ..architectures.prompts import MediaPreparer
 from .plain import PlainSpeech
-from .writings import ReadTurns, Turn, bracketed, joined, json_turns, placed, plain, unquoted
+from .writings import ReadTurns, WrittenTurn, bracketed, joined, json_turns, placed, plain, unquoted
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class PlacedSpeech(PlainSpeech):
         return joined([turn.text for turn in self.manner.read(written)])
 
 
-def _span(turn: Turn, token_ids: Sequence[int], ends: Sequence[int]) -> Span:
+def _span(turn: WrittenTurn, token_ids: Sequence[int], ends: Sequence[int]) -> Span:
     first = bisect_right(ends, turn.first)
     stop = bisect_right(ends, ends[bisect_left(ends, turn.stop)])  # with all tokens of its last character
     return Span(

@@ -16,7 +16,7 @@ from ...core.speech import continuing
 
 
 @frozen(kw_only=True)
-class Turn:
+class WrittenTurn:
     """A stretch of speech as a model wrote it, in the characters [first, stop) of its text. The times are in seconds.
     ``None``: the model wrote no such time, or no speaker."""
 
@@ -29,7 +29,7 @@ class Turn:
 
 
 _LATEST = 1e9  # seconds
-ReadTurns = Callable[[str], list[Turn]]
+ReadTurns = Callable[[str], list[WrittenTurn]]
 
 _CLOCK = r"\s*(?:\d+:){0,2}\d+(?:\.\d+)?\s*"
 _BRACKETED = re.compile(rf"\[({_CLOCK})\]\[S(\d+)\](.*?)(?:\[({_CLOCK})\]|\Z)", re.DOTALL)
@@ -44,12 +44,12 @@ _FRAMES = (
 )
 
 
-def plain(written: str) -> list[Turn]:
+def plain(written: str) -> list[WrittenTurn]:
     """Returns the whole text as one turn."""
     return _left(written, 0, len(written))
 
 
-def unquoted(written: str) -> list[Turn]:
+def unquoted(written: str) -> list[WrittenTurn]:
     """Returns the whole text as one turn, without the sentence and the quotes that Audio Flamingo 3 may write around
     it."""
     text = written.strip()
@@ -58,18 +58,18 @@ def unquoted(written: str) -> list[Turn]:
     bare = text.removesuffix(".").strip()
     if len(bare) >= 2 and bare[0] == bare[-1] and bare[0] in "'\"":
         text = bare[1:-1].strip()
-    return [Turn(text=text, first=0, stop=len(written))] if text else []
+    return [WrittenTurn(text=text, first=0, stop=len(written))] if text else []
 
 
-def bracketed(written: str) -> list[Turn]:
+def bracketed(written: str) -> list[WrittenTurn]:
     """Reads ``[0.00][S01]text[7.56]``, as MOSS-Transcribe-Diarize writes. Times are seconds, or have minutes and hours
     before a colon. The last turn may have no end."""
-    turns, done = list[Turn](), 0
+    turns, done = list[WrittenTurn](), 0
     for match in _BRACKETED.finditer(written):
         turns += _left(written, done, match.start())
         start, speaker, text, end = match.groups()
         turns.append(
-            Turn(
+            WrittenTurn(
                 text=text.strip(),
                 first=match.start(),
                 stop=match.end(),
@@ -82,7 +82,7 @@ def bracketed(written: str) -> list[Turn]:
     return [*turns, *_left(_UNFINISHED_MARK.sub("", written), done, len(written))]
 
 
-def json_turns(written: str) -> list[Turn]:
+def json_turns(written: str) -> list[WrittenTurn]:
     """Reads ``[{"Start": 0.0, "End": 7.56, "Speaker": 0, "Content": "text"}]``, as VibeVoice-ASR writes. The last turn
     may be unfinished; then it has no end."""
     opening = _OPENING.search(written)
@@ -94,7 +94,7 @@ def json_turns(written: str) -> list[Turn]:
         if value is None:
             break
         turns.append(
-            Turn(
+            WrittenTurn(
                 text=_characters(value["Content"]),
                 first=done,
                 stop=stop,
@@ -108,11 +108,11 @@ def json_turns(written: str) -> list[Turn]:
     return [*turns, *_left(_UNFINISHED_OBJECT.sub("", written), done, len(written))]
 
 
-def placed(turns: Sequence[Turn]) -> list[Turn]:
+def placed(turns: Sequence[WrittenTurn]) -> list[WrittenTurn]:
     """Returns the turns with times that rise, in hundredths of a second: each start is later than the one before, and
     no turn goes on after the next one has begun. A turn without such a start, or that ends before it starts, is joined
     to the turn before it; before the first turn with times, to that one. The last turn may have no end."""
-    found = list[Turn]()
+    found = list[WrittenTurn]()
     for turn in (turn for turn in turns if turn.text):
         start, end = _usable(turn.start), _usable(turn.end)
         if start is None or (end is not None and end <= start):
@@ -140,9 +140,9 @@ def joined(texts: Sequence[str]) -> str:
     return "".join(map(continuing, texts)).strip()
 
 
-def _left(written: str, first: int, stop: int) -> list[Turn]:
+def _left(written: str, first: int, stop: int) -> list[WrittenTurn]:
     text = written[first:stop].strip()
-    return [Turn(text=text, first=first, stop=stop)] if text else []
+    return [WrittenTurn(text=text, first=first, stop=stop)] if text else []
 
 
 def _seconds(clock: str) -> float:

@@ -126,10 +126,10 @@ def test_without_the_library_another_dtype_is_refused(without_native, folder, fa
 
 
 @NATIVE
-@pytest.mark.parametrize(("family", "kind"), [("llama", "Decoder"), ("t5", "CrossedDecoder")])
+@pytest.mark.parametrize(("family", "kind"), [("llama", "CausalDecoder"), ("t5", "CrossedDecoder")])
 def test_a_decoder_that_is_no_program_is_refused(monkeypatch, folder, family, kind):
     """Which is known when its module is there."""
-    name = "decoders" if kind == "Decoder" else "crossed_decoder"
+    name = "decoders" if kind == "CausalDecoder" else "crossed_decoder"
     monkeypatch.setattr(f"triolet.models.native.{name}.{kind}.unknown", lambda _: "it is unknown")
     with pytest.raises(InvalidRequest, match="does not compute the model: it is unknown; allowed"):
         TorchExecutor(folder(family), EngineConfig(device="cpu", kv_dtype="bfloat16")).open()

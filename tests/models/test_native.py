@@ -30,7 +30,7 @@ from transformers import (
 
 from triolet.core.errors import EngineError
 from triolet.models.memory.rows import Rows
-from triolet.models.native.decoders import Decoder
+from triolet.models.native.decoders import CausalDecoder
 from triolet.models.native.library import Library
 from triolet.models.native.panels import GROUP, Panels, in_groups
 from triolet.models.native.parts import PackedLinear
@@ -86,9 +86,9 @@ def windows(name: str) -> list[int | None]:
     return [getattr(layer, "sliding_window", shared) or shared for layer in layers]
 
 
-def decoder_of(name: str) -> Decoder:
+def decoder_of(name: str) -> CausalDecoder:
     made = copy.deepcopy(module(name))
-    return Decoder(made, made, windows(name))
+    return CausalDecoder(made, made, windows(name))
 
 
 @frozen
@@ -395,7 +395,7 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
 def test_a_model_that_is_no_program_says_why() -> None:
     config = LlamaConfig(**{**SHAPE, "hidden_size": 60}, **HEADS)
     made = AutoModelForCausalLM.from_config(config)
-    assert Decoder(made, made, [None] * 2).unknown() == "its widths are 60 and 96; known: multiples of 16 and 32"
+    assert CausalDecoder(made, made, [None] * 2).unknown() == "its widths are 60 and 96; known: multiples of 16 and 32"
 
 
 def test_pieces_of_a_step_have_their_own_pages() -> None:
@@ -434,7 +434,7 @@ def test_caps_that_a_class_ignores_are_ignored() -> None:
     torch.manual_seed(5)
     made = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, **HEADS, final_logit_softcapping=0.01)).eval()
     packed = copy.deepcopy(made)
-    decoder = Decoder(packed, packed, [None] * 2)
+    decoder = CausalDecoder(packed, packed, [None] * 2)
     decoder.pack()
     pages = torch.zeros(2, 4, 16, 2 * 2 * 16)
     with torch.inference_mode():

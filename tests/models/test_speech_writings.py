@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.models.speech.writings import Turn, bracketed, joined, json_turns, placed, plain, unquoted
+from triolet.models.speech.writings import WrittenTurn, bracketed, joined, json_turns, placed, plain, unquoted
 
 READERS = {"plain": plain, "unquoted": unquoted, "bracketed": bracketed, "json": json_turns}
 MARKS = ("[", "]", "[0.00]", "[1:02.50]", "[S01]", "[S2]", "[{", "{", "}", '"Start":', '"End":', '"Content":"', '"')
@@ -115,5 +115,5 @@ def test_the_sentence_and_quotes_around_a_text_are_left_out(frame, quote):
     ],
 )
 def test_turns_without_a_place_of_their_own_are_joined_to_others(given, texts):
-    turns = [Turn(text=text, first=0, stop=1, start=start, end=end) for text, start, end in given]
+    turns = [WrittenTurn(text=text, first=0, stop=1, start=start, end=end) for text, start, end in given]
     assert [(turn.text, turn.start, turn.end) for turn in placed(turns)] == texts
