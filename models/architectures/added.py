@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...core.errors import CheckpointError
 from ..checkpoints.loading import load_part, place_of
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import FileSettings
 from ..checkpoints.turns import TURNS
 from ..machine.defaults import OURS
 from .heard import HeardAudio, check_samples
@@ -46,10 +46,10 @@ class AudioPace:
     def read(cls, folder: Path) -> AudioPace:
         """Reads the file in ``folder``. Raises `CheckpointError` if it is missing or wrong."""
         path = folder / "tekken.json"
-        whole = Settings.read_if_there(path)
+        whole = FileSettings.read_if_there(path)
         if whole is None:
             raise CheckpointError(f"{folder} has no tekken.json, which has the delay of the text; download it")
-        audio = Settings(path, whole.table("audio"))
+        audio = FileSettings(path, whole.table("audio"))
         rate, milliseconds = audio.get("frame_rate"), audio.whole("transcription_delay_ms")
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
             raise audio.bad("frame_rate", "a number above 0")
@@ -413,7 +413,7 @@ class CodedModel(AddedModel):
 
 def _generation(folder: Path, name: str, instead: int) -> int:
     """Returns a number in generation_config.json, or ``instead`` of one that is not there."""
-    settings = Settings.read_if_there(folder / "generation_config.json")
+    settings = FileSettings.read_if_there(folder / "generation_config.json")
     return instead if settings is None or settings.get(name) is None else settings.whole(name, least=0)
 
 

@@ -15,7 +15,7 @@ from ...core.model import GenerationRules
 from ..checkpoints.files import file_stamps
 from ..checkpoints.loading import load_part, read_tokenizer
 from ..checkpoints.modules import ModuleCheckpoint
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import FileSettings
 from .crossed_family import CrossedFamily, find_crossed_family
 from .text_checkpoint import check_float_weights, read_transformers_config
 
@@ -50,7 +50,7 @@ class CrossedCheckpoint(ModuleCheckpoint):
     )
 
 
-def read_crossed_checkpoint(plain: Settings) -> CrossedCheckpoint | None:
+def read_crossed_checkpoint(plain: FileSettings) -> CrossedCheckpoint | None:
     """Reads everything but the weights of the checkpoint whose config.json is ``plain``; ``None``: it is no
     encoder-decoder with a `CrossedFamily`.
 
@@ -89,22 +89,22 @@ def read_crossed_checkpoint(plain: Settings) -> CrossedCheckpoint | None:
     )
 
 
-def _generation(folder: Path, config: Any) -> Settings:
+def _generation(folder: Path, config: Any) -> FileSettings:
     """Returns the settings of transformers' GenerationConfig, read from its own file or, in older checkpoints, from
     config.json."""
     from transformers import GenerationConfig
 
     path = folder / "generation_config.json"
     if path.is_file():
-        return Settings(path, vars(load_part("GenerationConfig", folder)))
-    return Settings(folder / "config.json", vars(GenerationConfig.from_model_config(config)))
+        return FileSettings(path, vars(load_part("GenerationConfig", folder)))
+    return FileSettings(folder / "config.json", vars(GenerationConfig.from_model_config(config)))
 
 
 @frozen(kw_only=True)
 class _Tokens:
     """Reads special tokens, each of which must be in the vocabulary."""
 
-    generation: Settings
+    generation: FileSettings
     vocabulary: int
 
     def several(self, name: str) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class _Tokens:
         )
 
 
-def _check_generation(generation: Settings) -> None:
+def _check_generation(generation: FileSettings) -> None:
     """Refuses unsupported settings, and logs settings that each request must choose itself."""
     asked = {name: generation.get(name) for name in (*_REFUSED, *_THE_CALLERS)}
     refused = [f"{name}={asked[name]!r}" for name, nothing in _REFUSED.items() if asked[name] not in nothing]

@@ -23,7 +23,7 @@ from ...core.request import EncoderItem
 from ..checkpoints.files import file_stamps
 from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import FileSettings
 from ..machine.defaults import OwnDefaults
 from .prompts import payload_key
 from .text_checkpoint import check_float_weights, read_transformers_config
@@ -97,7 +97,7 @@ class DiarizerCheckpoint(ModuleCheckpoint):
         return EncoderItem(key=key, payload=payload, embeddings=frames, size=4 * numbers, spans=((0, 1),))
 
 
-def read_diarizer_checkpoint(plain: Settings) -> DiarizerCheckpoint | None:
+def read_diarizer_checkpoint(plain: FileSettings) -> DiarizerCheckpoint | None:
     """Reads everything but the weights of the checkpoint whose config.json is ``plain``; ``None``: it is no diarizer.
 
     Raises:

@@ -10,7 +10,7 @@ from ...core.emissions import Emissions
 from ..checkpoints.files import file_stamps
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import ModuleCheckpoint
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import FileSettings
 from .frame_family import FrameFamily, find_frame_family
 from .text_checkpoint import check_float_weights, read_transformers_config
 
@@ -24,7 +24,7 @@ class FrameCheckpoint(ModuleCheckpoint):
     allowed: str = field(default="CTC models and transducers of transformers", repr=False)
 
 
-def read_frame_checkpoint(plain: Settings) -> FrameCheckpoint | None:
+def read_frame_checkpoint(plain: FileSettings) -> FrameCheckpoint | None:
     """Reads everything but the weights of the checkpoint whose config.json is ``plain``; ``None``: it is no CTC model
     or transducer.
 

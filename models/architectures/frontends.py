@@ -12,7 +12,7 @@ from attrs import fields, frozen
 from torch import Tensor
 
 from ...core.errors import CheckpointError, UnsupportedModel
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import FileSettings
 
 _Features = TypeVar("_Features", bound="TorchFeatures")
 
@@ -135,15 +135,15 @@ def _scaled(mel: Tensor, floor: float) -> Tensor:
     return torch.maximum(mel, mel.max() - floor).div_(4.0).add_(1.0)
 
 
-def audio_settings(folder: Path) -> Settings:
+def audio_settings(folder: Path) -> FileSettings:
     """Returns the settings of the feature extractor in ``folder``: those within processor_config.json, or else those of
     preprocessor_config.json. Raises `CheckpointError` if there are none."""
     path = folder / "processor_config.json"
-    whole = Settings.read_if_there(path)
+    whole = FileSettings.read_if_there(path)
     for name in ("feature_extractor", "audio_processor"):
         if whole is not None and name in whole:
-            return Settings(path, whole.table(name))
-    plain = Settings.read_if_there(folder / "preprocessor_config.json")
+            return FileSettings(path, whole.table(name))
+    plain = FileSettings.read_if_there(folder / "preprocessor_config.json")
     if plain is None:
         raise CheckpointError(f"{folder} has no preprocessor_config.json; download or save the checkpoint again")
     return plain

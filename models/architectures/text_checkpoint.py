@@ -21,7 +21,7 @@ from ...core.request import Pooling
 from ..checkpoints.files import file_stamps, find_weights
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import FileSettings
 from .crossed_family import crossed_model_types
 from .families import find_family
 from .family import Family
@@ -67,7 +67,7 @@ class TextCheckpoint(ModuleCheckpoint):
         return quantized_by(self.config) is not None
 
 
-def read_text_checkpoint(plain: Settings) -> TextCheckpoint:
+def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
     """Reads everything but the weights of the checkpoint whose config.json is ``plain``.
 
     Raises:
@@ -88,8 +88,8 @@ def read_text_checkpoint(plain: Settings) -> TextCheckpoint:
     if aligns and family is not None:
         family = evolve(family, architecture=architecture)
     find_weights(folder)
-    generation = Settings.read_if_there(folder / "generation_config.json")
-    written = generation or Settings(folder / "generation_config.json", {})
+    generation = FileSettings.read_if_there(folder / "generation_config.json")
+    written = generation or FileSettings(folder / "generation_config.json", {})
     tokenizer = read_tokenizer(folder)
     shape = _shape(folder, text)
     sentence = _sentence_pooling(folder)
@@ -126,7 +126,7 @@ _OTHERS = ("ForSequenceClassification", "Model", "ForMaskedLM", "ForPreTraining"
 _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-def read_transformers_config(plain: Settings) -> Any:
+def read_transformers_config(plain: FileSettings) -> Any:
     """Returns transformers' configuration of the checkpoint whose config.json is ``plain``.
 
     Raises:
@@ -150,7 +150,7 @@ def read_transformers_config(plain: Settings) -> Any:
         raise CheckpointError(f"{plain.path} cannot be used: {type(error).__name__}: {error}") from error
 
 
-def check_float_weights(plain: Settings) -> None:
+def check_float_weights(plain: FileSettings) -> None:
     """Checks the weights of a model that is read as it was trained.
 
     Raises:
@@ -164,7 +164,7 @@ def check_float_weights(plain: Settings) -> None:
     find_weights(plain.path.parent)
 
 
-def _architecture(plain: Settings, config: Any) -> str:
+def _architecture(plain: FileSettings, config: Any) -> str:
     """Returns the class that config.json names, which must be a class of transformers for this model type."""
     import transformers
 
@@ -275,14 +275,16 @@ def _windows(folder: Path, text: Any, layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _eos(generation: Settings | None, plain: Settings, text: Any, own: int | None, vocabulary: int) -> tuple[int, ...]:
+def _eos(
+    generation: FileSettings | None, plain: FileSettings, text: Any, own: int | None, vocabulary: int
+) -> tuple[int, ...]:
     """Returns the tokens that end a text, from generation_config.json, else from config.json, else the tokenizer's
     ``own``."""
     for settings in (generation, plain):
         if settings is not None and settings.get("eos_token_id") is not None:
             return settings.tokens("eos_token_id", vocabulary)
     named = own if text.eos_token_id is None else text.eos_token_id
-    return Settings(plain.path, {"eos_token_id": named}).tokens("eos_token_id", vocabulary, cut=True)
+    return FileSettings(plain.path, {"eos_token_id": named}).tokens("eos_token_id", vocabulary, cut=True)
 
 
 def _sentence_pooling(folder: Path) -> Pooling | None:
@@ -299,7 +301,7 @@ def _sentence_pooling(folder: Path) -> Pooling | None:
     normalize = "Normalize" in kinds
     if "Pooling" not in kinds:
         return Pooling(kind="mean", normalize=normalize)
-    settings = Settings.read_if_there(folder / modules[kinds.index("Pooling")].get("path", "") / "config.json")
+    settings = FileSettings.read_if_there(folder / modules[kinds.index("Pooling")].get("path", "") / "config.json")
     if settings is None:
         raise CheckpointError(f"{path} has a Pooling module, but its folder has no config.json; download it again")
     return Pooling(kind=_pooling_kind(settings), normalize=normalize)
@@ -318,7 +320,7 @@ def _read_modules(path: Path) -> list[dict[str, Any]]:
 _POOLINGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 
 
-def _pooling_kind(settings: Settings) -> str:
+def _pooling_kind(settings: FileSettings) -> str:
     if settings.get("pooling_mode") is not None:
         asked = [str(settings.get("pooling_mode"))]
         asked = ["last" if kind == "lasttoken" else kind for kind in asked]

@@ -15,7 +15,7 @@ from ..architectures.diarization import read_diarizer_checkpoint
 from ..architectures.frames_checkpoint import read_frame_checkpoint
 from ..architectures.text_checkpoint import TextCheckpoint, read_text_checkpoint
 from ..checkpoints.files import read_config, resolve
-from ..checkpoints.settings import Settings
+from ..checkpoints.settings import FileSettings
 from ..checkpoints.turns import TURNS
 from ..checkpoints.whisper_checkpoint import is_whisper, read_checkpoint
 from ..machine.devices import find_device, find_dtype
@@ -84,7 +84,7 @@ def _read(folder: Path) -> tuple[Any, Callable[..., AnyBlueprint]]:
     """Returns the checkpoint in ``folder``, read but for its weights, and the class of its blueprint."""
     if is_whisper(folder):
         return read_checkpoint(folder), WhisperBlueprint
-    plain = Settings(folder / "config.json", read_config(folder))
+    plain = FileSettings(folder / "config.json", read_config(folder))
     if (crossed := read_crossed_checkpoint(plain)) is not None:
         return crossed, CrossedBlueprint
     if (frames := read_frame_checkpoint(plain)) is not None:

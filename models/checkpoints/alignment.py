@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from .settings import Settings
+from .settings import FileSettings
 
 _FILTER_WIDTH = 7  # transformers' default, used if neither file has a width
 
@@ -29,7 +29,9 @@ class AlignmentSettings:
         return [head for found, head in self.heads if found == layer]
 
     @classmethod
-    def read(cls, generation: Settings | None, config: Settings, *, layers: int, heads: int) -> AlignmentSettings:
+    def read(
+        cls, generation: FileSettings | None, config: FileSettings, *, layers: int, heads: int
+    ) -> AlignmentSettings:
         """Reads the settings for a decoder of ``layers`` layers with ``heads`` heads each.
 
         If generation_config.json has no ``alignment_heads``, all heads of the upper half of the layers are taken, as in
@@ -52,7 +54,7 @@ class AlignmentSettings:
         return cls(heads=tuple(dict.fromkeys((layer, head) for layer, head in written)), filter_width=width)
 
 
-def _filter_width(generation: Settings | None, config: Settings) -> tuple[Any, Settings]:
+def _filter_width(generation: FileSettings | None, config: FileSettings) -> tuple[Any, FileSettings]:
     """Returns the width as it is written, and the file that has it."""
     if generation is not None and generation.get("median_filter_width") is not None:
         return generation.get("median_filter_width"), generation

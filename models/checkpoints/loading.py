@@ -18,7 +18,7 @@ from ...core.errors import CheckpointError, EngineClosed, TrioletError, Unsuppor
 from ..machine.defaults import OwnDefaults
 from .files import find_weights, is_mapped
 from .parts import cut_off, leaving_out
-from .settings import Settings
+from .settings import FileSettings
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
 
@@ -181,7 +181,7 @@ def processor_template(folder: Path) -> str | None:
     template is used."""
     if (folder / "chat_template.jinja").exists():  # the tokenizer has read this file
         return None
-    written = Settings.read_if_there(folder / "chat_template.json")
+    written = FileSettings.read_if_there(folder / "chat_template.json")
     template = written.get("chat_template") if written else None
     return template if isinstance(template, str) else None
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...core.errors import CheckpointError, UnsupportedModel
 from .files import is_mapped
-from .settings import Settings
+from .settings import FileSettings
 from .stored import stored_tensors
 
 # Settings of peft that ask for more than a product of two matrices.
@@ -28,7 +28,7 @@ def merge_adapter(decoder: nn.Module, model: Path, within: str = "") -> None:
     if is_mapped(model):
         raise CheckpointError(f"{model} has an adapter beside pickles; save the weights as safetensors")
     folder = model / within
-    settings = Settings.read_if_there(folder / "adapter_config.json")
+    settings = FileSettings.read_if_there(folder / "adapter_config.json")
     path = folder / "adapter_model.safetensors"
     if settings is None or not path.is_file():
         raise CheckpointError(

@@ -25,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @frozen
-class Settings:
+class FileSettings:
     """The settings of one file. Each getter raises `CheckpointError` if the value is of another kind than the getter
     returns."""
 
@@ -33,7 +33,7 @@ class Settings:
     values: Mapping[str, Any] = field(repr=False)
 
     @classmethod
-    def read_if_there(cls, path: Path) -> Settings | None:
+    def read_if_there(cls, path: Path) -> FileSettings | None:
         """Reads the settings in ``path``; ``None``: the file does not exist."""
         return cls(path, read_json(path)) if path.is_file() else None
 

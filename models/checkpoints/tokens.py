@@ -17,7 +17,7 @@ from attrs import define
 from ...core.errors import CheckpointError
 from ...core.languages import LANGUAGES
 from ...core.model import WhisperTokens
-from .settings import Settings, is_integer
+from .settings import FileSettings, is_integer
 
 _ENGLISH_ONLY_VOCABULARY = 51_864
 _MAX_INITIAL_TIMESTAMP = 50  # in checkpoints older than generation_config.json
@@ -35,9 +35,9 @@ class SpecialTokens:
         vocabulary: the number of tokens that the model knows.
     """
 
-    config: Settings
-    defaults: Settings
-    generation: Settings | None
+    config: FileSettings
+    defaults: FileSettings
+    generation: FileSettings | None
     tokenizer: Any
     vocabulary: int
 
@@ -92,7 +92,7 @@ class SpecialTokens:
             return self._by_text(text)
         return self._within(written.get(name), f"{name} of {written.path}")
 
-    def _written(self, name: str) -> Settings | None:
+    def _written(self, name: str) -> FileSettings | None:
         """Returns the first file that has a value for ``name``."""
         files = (self.generation, self.config)
         return next((file for file in files if file is not None and file.get(name) is not None), None)

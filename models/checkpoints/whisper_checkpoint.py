@@ -23,7 +23,7 @@ from ...core.model import WhisperTokens
 from .alignment import AlignmentSettings
 from .files import file_stamps, find_weights, read_config
 from .modules import AnyCheckpoint, DecoderShape
-from .settings import Settings
+from .settings import FileSettings
 from .tokens import SpecialTokens
 from .whisper_tokenizer import WhisperTokenizer
 
@@ -76,7 +76,7 @@ def check_architecture(folder: Path) -> dict[str, Any]:
     config, path = read_config(folder), folder / "config.json"
     found = config.get("architectures") or []
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise Settings(path, config).bad("architectures", "a list of names")
+        raise FileSettings(path, config).bad("architectures", "a list of names")
     if config.get("model_type") != "whisper" or not (not found or set(found) & set(ARCHITECTURES)):
         raise UnsupportedModel(
             f"{folder} is of model_type {config.get('model_type')!r}, architectures {found}; "
@@ -136,7 +136,7 @@ class FeatureSettings:
     n_fft: int = 400  # samples of a frame
 
     @classmethod
-    def read(cls, written: Settings, *, feature_size: int) -> FeatureSettings:
+    def read(cls, written: FileSettings, *, feature_size: int) -> FeatureSettings:
         """Reads the needed keys of a preprocessor_config.json; all other keys are derived or unused.
 
         Args:
@@ -250,15 +250,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: a file is missing or damaged, or two of them disagree.
         UnsupportedModel: the architecture or the activation function has no adapter.
     """
-    plain = Settings(folder / "config.json", check_architecture(folder))
+    plain = FileSettings(folder / "config.json", check_architecture(folder))
     stamps = file_stamps(folder)
     find_weights(folder)
-    config = Settings(plain.path, {**_DEFAULTS, **plain.values})
+    config = FileSettings(plain.path, {**_DEFAULTS, **plain.values})
     shape = _shape(config)
     features = _features(folder, shape)
     make = partial(_read_tokenizer, folder)
     tokenizer = WhisperTokenizer.read(folder, make) or make()
-    generation = Settings.read_if_there(folder / "generation_config.json")
+    generation = FileSettings.read_if_there(folder / "generation_config.json")
     _check_tokenizer(folder, tokenizer, shape.vocabulary)
     tokens = SpecialTokens(
         config=plain,
@@ -309,7 +309,7 @@ def _check_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
         )
 
 
-def _shape(config: Settings) -> WhisperShape:
+def _shape(config: FileSettings) -> WhisperShape:
     shape = WhisperShape(
         width=config.whole("d_model"),
         encoder_layers=config.whole("encoder_layers"),
@@ -330,7 +330,7 @@ def _shape(config: Settings) -> WhisperShape:
     return shape
 
 
-def _activation(config: Settings) -> str:
+def _activation(config: FileSettings) -> str:
     name = config.get("activation_function")
     if not isinstance(name, str):
         raise config.bad("activation_function", "a name")
@@ -346,12 +346,12 @@ def _activation(config: Settings) -> str:
 def _features(folder: Path, shape: WhisperShape) -> FeatureSettings:
     """Reads the feature extractor's settings from its own file, else from the processor's file, else derives them from
     the model's sizes."""
-    written = Settings.read_if_there(folder / "preprocessor_config.json")
+    written = FileSettings.read_if_there(folder / "preprocessor_config.json")
     if written is None or not written.values:
-        processor = Settings.read_if_there(folder / "processor_config.json")
+        processor = FileSettings.read_if_there(folder / "processor_config.json")
         there = processor is not None and "feature_extractor" in processor
-        written = Settings(processor.path, processor.table("feature_extractor")) if processor and there else None
-    settings = FeatureSettings.read(written or Settings(folder / "config.json", {}), feature_size=shape.mels)
+        written = FileSettings(processor.path, processor.table("feature_extractor")) if processor and there else None
+    settings = FeatureSettings.read(written or FileSettings(folder / "config.json", {}), feature_size=shape.mels)
     if settings.feature_size != shape.mels or settings.frames != shape.frames:
         raise CheckpointError(
             f"the feature extractor of {folder} makes {settings.feature_size} mel bands by {settings.frames} frames; "

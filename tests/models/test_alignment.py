@@ -18,7 +18,7 @@ from triolet.core.plan import Chunk, CrossWrite, StepPlan
 from triolet.core.request import Alignment
 from triolet.models.attention.alignment import first_frames, mean_weights, median_filtered
 from triolet.models.checkpoints.alignment import AlignmentSettings
-from triolet.models.checkpoints.settings import Settings
+from triolet.models.checkpoints.settings import FileSettings
 
 from .texts import start_of
 
@@ -219,7 +219,7 @@ def test_log_probabilities_are_among_the_first_tokens(driver, sounds, ids):
 
 def settings_of(generation, config=None):
     def file(name, values):
-        return Settings(Path(name), values)
+        return FileSettings(Path(name), values)
 
     written = None if generation is None else file("generation_config.json", generation)
     return AlignmentSettings.read(written, file("config.json", config or {}), layers=5, heads=2)

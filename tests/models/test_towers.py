@@ -21,7 +21,7 @@ from triolet.core.speech import Ask
 from triolet.models.architectures.text_checkpoint import read_text_checkpoint
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.checkpoints.loading import read_tokenizer
-from triolet.models.checkpoints.settings import Settings
+from triolet.models.checkpoints.settings import FileSettings
 
 from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
@@ -209,7 +209,7 @@ def test_images_need_an_adapter_that_phi_4_is_not_given(opened: Opened) -> None:
 
 def test_phi_4_in_its_own_code_is_refused_with_the_branch_to_take(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'phi4mm'.*--revision refs/pr/70' prints"):
-        read_text_checkpoint(Settings(tmp_path / "config.json", {"model_type": "phi4mm"}))
+        read_text_checkpoint(FileSettings(tmp_path / "config.json", {"model_type": "phi4mm"}))
 
 
 # -- transcriptions --------------------------------------------------------------------------------------------------
