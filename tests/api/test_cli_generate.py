@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import fields_dict
@@ -26,20 +26,15 @@ CPU = ("--device", "cpu")
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[bytes], None]:
+def typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[bytes], None]]:
     """Puts bytes on standard input."""
+    with ExitStack() as files:
 
-    def typed(data: bytes) -> None:
-        path = tmp_path / "stdin"
-        path.write_bytes(data)
-        file = path.open()
-        monkeypatch.setattr(sys, "stdin", file)
-        files.append(file)
+        def typed(data: bytes) -> None:
+            (tmp_path / "stdin").write_bytes(data)
+            monkeypatch.setattr(sys, "stdin", files.enter_context((tmp_path / "stdin").open()))
 
-    files: list[Any] = []
-    yield typed
-    for file in files:
-        file.close()
+        yield typed
 
 
 # -- what is written -------------------------------------------------------------------------------------------------
@@ -56,17 +51,22 @@ def test_the_text_is_written_alone_and_ends_its_line(
     assert engine.closed
 
 
+class Flushed(io.StringIO):
+    """Notes what it has, each time that it is flushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def flush(self) -> None:
+        self.seen.append(self.getvalue())
+
+
 def test_each_piece_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """And flushed: whoever reads the pipe need not wait for the end."""
-    seen: list[str] = []
-
-    class Out(io.StringIO):
-        def flush(self) -> None:
-            seen.append(self.getvalue())
-
-    monkeypatch.setattr(sys, "stdout", Out())
+    monkeypatch.setattr(sys, "stdout", out := Flushed())
     assert run(["generate", "model", "hi"], PaperEngine("a", "b", "c")) == 0
-    assert seen[:4] == ["a", "ab", "abc", "abc\n"]
+    assert out.seen[:4] == ["a", "ab", "abc", "abc\n"]
 
 
 @pytest.mark.parametrize(("out", "shown"), [(Terminal(), "a\\x1b[2Jb\tc\n"), (io.StringIO(), "a\x1b[2Jb\tc\n")])
@@ -90,16 +90,10 @@ def test_json_is_one_object_with_everything(capsys: pytest.CaptureFixture[str]) 
 
 def test_json_lines_come_as_the_text_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each piece, the last with what is known at the end."""
-    seen: list[str] = []
-
-    class Out(io.StringIO):
-        def flush(self) -> None:
-            seen.append(self.getvalue())
-
-    monkeypatch.setattr(sys, "stdout", Out())
+    monkeypatch.setattr(sys, "stdout", out := Flushed())
     assert run(["generate", "model", "hi", "--json-lines"], PaperEngine("gr", "ün")) == 0
-    first, second, last = map(json.loads, seen[-1].splitlines())
-    assert json.loads(seen[0]) == first == {"text": "gr", "tokens": [1]}
+    first, second, last = map(json.loads, out.seen[-1].splitlines())
+    assert json.loads(out.seen[0]) == first == {"text": "gr", "tokens": [1]}
     assert second == {"text": "ün", "tokens": [2]}
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "seed": None}
     assert last == {"text": "", "tokens": [], "finish_reason": "stop", "usage": usage}

@@ -28,15 +28,8 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).write_bytes(b"RIFF")
     Path("ct2/model.bin").touch()
     Path("llama/config.json").write_text(json.dumps({"model_type": "llama"}))
-    texts = {
-        "a.gguf": "GGUF",
-        "a.srt": "1",
-        "no.json": "{} {}",
-        "deep.json": "[" * 100_000,
-        "none": "",
-        "lines": "\n \n",
-    }
-    texts |= {"some.json": '{"type": "object"}', "endless.json": '{"$ref": "#/absent"}'}
+    texts = {"a.gguf": "GGUF", "a.srt": "1", "no.json": "{} {}", "deep.json": "[" * 100_000, "none": ""}
+    texts |= {"lines": "\n \n", "some.json": '{"type": "object"}', "endless.json": '{"$ref": "#/absent"}'}
     for name, text in texts.items():
         Path(name).write_text(text)
     Path("latin").write_bytes(b"ab\xff")
@@ -67,19 +60,11 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         told = "there is no folder ./absent; allowed: a checkpoint's folder or a hub id such as"
         yield command.format("./absent"), 1, told.replace("./", "")
     yield "generate /absent/folder/of/mine hi", 1, "there is no folder /absent/folder/of/mine; allowed"
-    yield (
-        "generate empty hi",
-        1,
-        "empty has no config.json, so it is not a checkpoint; give a folder that save_pretrained",
-    )
+    yield "generate empty hi", 1, "empty has no config.json, so it is not a checkpoint; give a folder that save_pre"
     yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
     yield "transcribe a.wav --model ct2", 1, "ct2 is a model of CTranslate2, the format of faster-whisper; allowed:"
     yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: models of speech"
-    yield (
-        "transcribe a.wav",
-        2,
-        "--model is missing; give the folder or the hub id of a checkpoint of speech",
-    )  # none by default
+    yield "transcribe a.wav", 2, "--model is missing; give the folder or the hub id of a checkpoint of speech"
 
     # transcribe
     yield "transcribe", 2, "Missing argument 'FILES...'"
@@ -113,11 +98,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     yield f"{T} -o a.gguf/out", 1, "a.gguf/out: this folder cannot be made (Not a directory)"
     yield "transcribe absent.wav x --model m", 1, "absent.wav: there is no such file; check the name and the folder"
     yield "transcribe absent.wav x --model m", 1, "triolet: x: it is a folder; give the files in it (x/*)"
-    yield (
-        "transcribe absent://a --model m",
-        1,
-        "absent://a: there is no such file, and addresses are not fetched; download",
-    )
+    yield "transcribe absent://a --model m", 1, "absent://a: there is no such file, and addresses are not fetched; down"
     yield "transcribe '' --model m", 1, "'': the name of the file is empty; check the quotes, and that the variable"
 
     # generate and embed
@@ -145,11 +126,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         yield f"{G} {words}", 2, told
     yield "generate m ''", 2, "the prompt is empty; give a text, or --image or --audio"
     yield "generate m \udcff", 2, "PROMPT is not UTF-8 text (at character 0); convert it first"
-    yield (
-        "generate m --image -",
-        2,
-        "the prompt (not given as an argument) and --image - would all be read from standard input",
-    )
+    yield "generate m --image -", 2, "the prompt (not given as an argument) and --image - would all be read from sta"
     yield "generate m - --image -", 2, "the prompt and --image - would all be read from standard input"
     for words, told in {
         "--image absent.png": "absent.png: there is no such file; check the name and the folder",
@@ -178,11 +155,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     yield "generate m < lines", 2, "the prompt is empty"
     yield "generate m < latin", 1, "standard input: it is not UTF-8 text (at byte 2); give images and audio with"
     yield "generate m <&-", 1, "standard input: it is closed; pipe a prompt in, or redirect it from a file (< FILE)"
-    yield (
-        "generate m < tty",
-        2,
-        "PROMPT is missing; give it as an argument",
-    )  # it would look like a model that takes long
+    yield "generate m < tty", 2, "PROMPT is missing; give it as an argument"  # else it looks like a model that is slow
     yield f"{E} --pooling sum", 2, "'sum' is not one of 'mean', 'cls', 'last'"
     yield "embed m < latin", 1, "standard input: it is not UTF-8 text (at byte 2); embed reads only text"
     yield "embed m < lines", 2, "standard input has no text; give one text a line"

@@ -131,17 +131,7 @@ def test_a_bad_option_is_refused_before_anything_runs(make: Callable[[], object]
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("beams", "beam_size"),
-        ("num_beams", "beam_size"),
-        ("lang", "language"),
-        ("prompt", "initial_prompt"),
-        ("word_timestamps", "timestamps='word'"),
-        ("without_timestamps", "timestamps='none'"),
-        ("vad_filter", "voice_activity='skip'"),
-        ("vad_parameters", "vad_threshold=..., vad_speech_pad_ms=..., one option for each member"),
-        ("keywords", "hotwords"),
-        ("sample_len", "max_new_tokens"),
-        ("fp16", "EngineConfig(dtype='float16')"),
+        *_ELSEWHERE.items(),
         ("temperatur", "temperature"),
         ("log_prob_threshold", "logprob_threshold"),
         ("samplingrate", "sampling_rate"),

@@ -144,79 +144,34 @@ def test_times_of_words_are_whole_milliseconds():
 
 
 @pytest.mark.parametrize(
-    ("what", "text", "times", "given", "words"),
+    ("text", "times", "own", "until", "words"),
     [
-        (
-            "usual words stay as they are",
-            " a b c",
-            [1.0, 1.2, 1.4, 1.6],
-            (1.0, 1.6),
-            [(" a", 1.0, 1.2), (" b", 1.2, 1.4), (" c", 1.4, 1.6)],
-        ),
-        (
-            "the pause behind a sentence is not of the next word",
-            " a b. c d",
-            [1.0, 1.2, 1.4, 1.5, 5.0, 5.2],
-            (1.0, 5.2),
-            [(" a", 1.0, 1.2), (" b.", 1.2, 1.4), (" c", 4.6, 5.0), (" d", 5.0, 5.2)],
-        ),
-        (
-            "nor of its mark",
-            " a b. c d",
-            [1.0, 1.2, 1.4, 4.8, 5.0, 5.2],
-            (1.0, 5.2),
-            [(" a", 1.0, 1.2), (" b.", 1.2, 1.4), (" c", 4.8, 5.0), (" d", 5.0, 5.2)],
-        ),
-        (
-            "a comma ends no sentence",
-            " a b, c d",
-            [1.0, 1.2, 1.4, 1.5, 5.0, 5.2],
-            (1.0, 5.2),
-            [(" a", 1.0, 1.2), (" b,", 1.2, 1.4), (" c", 1.5, 5.0), (" d", 5.0, 5.2)],
-        ),
-        (
-            "a first word that has the pause before it begins late",
-            " a b c",
-            [0.02, 4.0, 4.2, 4.4],
-            (0.02, 4.4),
-            [(" a", 3.6, 4.0), (" b", 4.0, 4.2), (" c", 4.2, 4.4)],
-        ),
-        (
-            "and so does a second word, with the first one before it",
-            " a b c d e",
-            [2.02, 2.22, 4.0, 4.2, 4.4, 4.6],
-            (2.02, 4.6),
-            [(" a", 3.2, 3.6), (" b", 3.6, 4.0), (" c", 4.0, 4.2), (" d", 4.2, 4.4), (" e", 4.4, 4.6)],
-        ),
-        (
-            "a segment's own start counts where its first word would begin long before it",
-            " a b c",
-            [1.0, 2.0, 2.2, 2.4],
-            (1.8, 2.4),
-            [(" a", 1.8, 2.0), (" b", 2.0, 2.2), (" c", 2.2, 2.4)],
-        ),
-        (
-            "and so does its own end",
-            " a b c",
-            [1.0, 1.2, 1.4, 9.0],
-            (1.0, 1.8),
-            [(" a", 1.0, 1.2), (" b", 1.2, 1.4), (" c", 1.4, 1.8)],
-        ),
-        (
-            "but not where the word is not long",
-            " a b c",
-            [1.0, 1.2, 1.4, 1.6],
-            (1.1, 1.3),
-            [(" a", 1.0, 1.2), (" b", 1.2, 1.4), (" c", 1.4, 1.6)],
-        ),
+        # usual words stay as they are
+        (" a b c", [1.0, 1.2, 1.4, 1.6], None, 0.0, [1.0, 1.2, 1.2, 1.4, 1.4, 1.6]),
+        # the pause behind a sentence is not of the next word
+        (" a b. c d", [1.0, 1.2, 1.4, 1.5, 5.0, 5.2], None, 0.0, [1.0, 1.2, 1.2, 1.4, 4.6, 5.0, 5.0, 5.2]),
+        # nor of its mark
+        (" a b. c d", [1.0, 1.2, 1.4, 4.8, 5.0, 5.2], None, 0.0, [1.0, 1.2, 1.2, 1.4, 4.8, 5.0, 5.0, 5.2]),
+        # a comma ends no sentence
+        (" a b, c d", [1.0, 1.2, 1.4, 1.5, 5.0, 5.2], None, 0.0, [1.0, 1.2, 1.2, 1.4, 1.5, 5.0, 5.0, 5.2]),
+        # a first word that has the pause before it begins late
+        (" a b c", [0.02, 4.0, 4.2, 4.4], None, 0.0, [3.6, 4.0, 4.0, 4.2, 4.2, 4.4]),
+        # and so does a second word, with the first one before it
+        (" a b c d", [2.02, 2.22, 4.0, 4.2, 4.4], None, 0.0, [3.2, 3.6, 3.6, 4.0, 4.0, 4.2, 4.2, 4.4]),
+        # a segment's own start counts where its first word would begin long before it
+        (" a b c", [1.0, 2.0, 2.2, 2.4], (1.8, 2.4), 1.5, [1.8, 2.0, 2.0, 2.2, 2.2, 2.4]),
+        # and so does its own end
+        (" a b c", [1.0, 1.2, 1.4, 9.0], (1.0, 1.8), 0.0, [1.0, 1.2, 1.2, 1.4, 1.4, 1.8]),
+        # but not where the word is not long
+        (" a b c", [1.0, 1.2, 1.4, 1.6], (1.1, 1.3), 0.0, [1.0, 1.2, 1.2, 1.4, 1.4, 1.6]),
     ],
-    ids=lambda value: value if isinstance(value, str) and len(value) > 10 else "",
 )
-def test_long_words_are_mended(what, text, times, given, words):
+def test_long_words_are_mended(text, times, own, until, words):
     """Each row worked out by hand from the rules of openai/whisper's ``add_word_timestamps``."""
-    until = 1.5 if "own start" in what else 0.0
-    found = placed(text, times, start=given[0], end=given[1], spoken_until=until)
-    assert times_of(found) == [(word, pytest.approx(a), pytest.approx(b)) for word, a, b in words], what
+    start, end = own or (times[0], times[-1])
+    found = placed(text, times, start=start, end=end, spoken_until=until)
+    expected = zip(text.split(), words[::2], words[1::2], strict=True)
+    assert times_of(found) == [(f" {word}", pytest.approx(a), pytest.approx(b)) for word, a, b in expected]
     assert (found.start, found.end) == (found.words[0].start, found.words[-1].end)
 
 

@@ -1,15 +1,16 @@
-"""The words of live sessions: each has its time, marks belong to words, and a long utterance is cut between words."""
+"""The words of live sessions: stable text is only added to, each word becomes stable once and has its time, marks
+belong to words, and a long utterance is cut between words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.live import agreement
-from triolet.api.live.agreement import TimedWord, is_mark, joined, timed
+from triolet.api.live.agreement import Agreement, TimedWord, agreed, is_mark, joined, text_of, timed
 from triolet.api.speech.options import APPENDED, PREPENDED
 from triolet.api.speech.words import TextWord, WordRules
 from triolet.core.plan import AlignedTokens
@@ -95,3 +96,69 @@ def test_words_are_timed_in_order_and_joined_are_the_text(said: list[tuple[str, 
         assert at > 10.0
         assert all(one.word.end <= at for one in words[:count])
         assert all(one.word.start >= at - 1e-9 for one in words[count:])
+
+
+# ---- agreement -------------------------------------------------------------------------------------------------------
+
+hypotheses = st.lists(st.sampled_from([" a", " b", "."]), max_size=5)
+heard = st.tuples(st.just("hear"), hypotheses)
+ACTS = st.lists(
+    heard
+    | st.tuples(st.just("settle"), st.none() | st.integers(0, 3))
+    | st.tuples(st.just("forget"), st.integers(0, 4)),
+    max_size=12,
+)
+
+
+def written(found: Sequence[str], number: int = 0) -> tuple[TextWord, ...]:
+    """Words with tokens that tell which hypothesis they are of."""
+    return tuple(TextWord(text=text, token_ids=(number, index)) for index, text in enumerate(found))
+
+
+def test_the_last_word_of_speech_that_goes_on_is_not_stable() -> None:
+    """It may be cut off: "deg" of "degrees" in two hypotheses."""
+    agreement = Agreement()
+    agreement.hear(written([" five", " deg"]), goes_on=True)
+    assert text_of(agreement.hear(written([" five", " deg"]), goes_on=True)) == " five"
+    assert text_of(agreement.hear(written([" degrees"]))) == ""
+    assert agreement.hear((), goes_on=True) == ()
+
+
+@given(acts=ACTS)
+def test_stable_text_is_only_added_to_and_has_every_word_once(acts: list[tuple[str, object]]) -> None:
+    agreement = Agreement()
+    told: list[TextWord] = []  # all that ever became stable, forgotten or not
+    left = 0
+    whole: tuple[str, ...] = ()  # the hypotheses of the latest hypothesis, with what was stable before it
+    for number, (act, value) in enumerate(acts):
+        before, count = list(told), len(told)
+        if act == "hear":
+            heard = written(value, number)  # type: ignore[arg-type]
+            new = agreement.hear(heard)
+            now = (*(word.text for word in told), *(word.text for word in heard))
+            common = next((i for i, (a, b) in enumerate(zip(whole, now, strict=False)) if a != b), None)
+            common = min(len(whole), len(now)) if common is None else common
+            told += new
+            assert len(told) == max(count, common), "a word is stable by two hypotheses, and no other one is"
+            assert (*new, *agreement.provisional) == heard, "stable and provisional words are the hypothesis"
+            whole = now
+        elif act == "settle":
+            rest = agreement.provisional
+            new = agreement.settle(value if value is None else min(value, len(rest)))  # type: ignore[type-var,arg-type]
+            told += new
+            assert (*new, *agreement.provisional) == rest, "settling changes no word"
+            assert value is not None or not agreement.provisional, "something is left"
+        else:
+            dropped = agreement.forget(min(value, len(agreement.stable)))  # type: ignore[type-var,arg-type]
+            assert list(dropped) == told[left : left + len(dropped)], "other words than the first are forgotten"
+            left += len(dropped)
+        assert told[:count] == before, "stable text has changed"
+        assert list(agreement.stable) == told[left:], "a stable word is lost or repeated"
+
+
+@given(hypotheses, hypotheses)
+@settings(max_examples=100)
+def test_agreed_is_the_length_of_the_longest_common_beginning(first: list[str], second: list[str]) -> None:
+    count = agreed(written(first), written(second))
+    assert first[:count] == second[:count]
+    assert first[count : count + 1] != second[count : count + 1] or count == len(first) == len(second)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import Samples
 from triolet.api.outputs.results import Segment, Transcript, Turn, Word
-from triolet.api.speech.speakers import Diarization, VoiceTurn, named_turns, with_speakers
+from triolet.api.speech.speakers import Diarization, DiarizeQuery, TurnMaker, VoiceTurn, named_turns, with_speakers
+from triolet.api.speech.voice import SpanRules
 from triolet.api.speech.voices import WINDOW, Array, VoiceClusters, cluster, nearest
 
 RATE, FRAME = 16_000, 512
@@ -214,3 +215,44 @@ def test_letters_follow_the_text_and_known_speakers_keep_their_names() -> None:
     found = named_turns(Diarization(turns, {9: "A"}), [(1.2, 1.8), (2.0, 3.0), (4.5, 5.0)])
     assert [one.speaker for one in found] == ["D", "B", "A", "B", "C"]
     assert [(one.start, one.end) for one in found] == [(one.start, one.end) for one in turns]
+
+
+# ---- turns of a model ------------------------------------------------------------------------------------------------
+
+frames = st.integers(1, 4).flatmap(
+    lambda speakers: st.lists(
+        st.lists(st.floats(0, 1, width=32), min_size=speakers, max_size=speakers), min_size=1, max_size=60
+    )
+)
+limits = st.sampled_from([0.0, 0.01, 0.02, 0.05])
+
+
+@given(frames, st.sampled_from([0.25, 0.5, 1.0]), limits, limits, st.lists(st.integers(0, 60)))
+def test_turns_are_the_runs_of_each_speaker_however_the_frames_are_cut(
+    frames: list[list[float]], threshold: float, speech: float, silence: float, cuts: list[int]
+) -> None:
+    probabilities = np.array(frames, np.float32)
+    speakers = probabilities.shape[1]
+    query = DiarizeQuery("", None, threshold, speech, silence, True, priority=0, request_id=None, wait=True)
+    maker = TurnMaker.of(query, 160, RATE, speakers)
+    for part in np.split(probabilities, sorted(min(cut, len(frames)) for cut in cuts)):
+        maker.hear(part)
+    expected = []
+    for voice in range(speakers):
+        active = [0, *(probabilities[:, voice] >= threshold).astype(int), 0]
+        edges = np.flatnonzero(np.diff(active)).tolist()
+        runs: list[list[int]] = []
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            if runs and start - runs[-1][1] < round(100 * silence):
+                runs[-1][1] = stop
+            else:
+                runs.append([start, stop])
+        kept = [(start, stop) for start, stop in runs if stop - start >= round(100 * speech)]
+        expected += [VoiceTurn(start / 100, stop / 100, voice) for start, stop in kept]
+    assert maker.end().turns == sorted(expected)
+
+
+def test_the_rules_have_no_margin_and_one_threshold() -> None:
+    query = DiarizeQuery("", None, 0.5, 0.0, 0.0, True, priority=0, request_id=None, wait=True)
+    (spans,) = TurnMaker.of(query, 160, RATE, 1).spans
+    assert spans.rules == SpanRules(threshold=0.5, end_threshold=0.5, min_speech=0.0, min_silence=0.0, padding=0.0)
