@@ -25,7 +25,7 @@ _LOADING = Lock()  # Pillow reads a file on first use, and one image may be in m
 _KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (height, width, 3)"
 
 
-def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
+def load_image(source: Any) -> Image:
     """Returns the image of ``source``, with all of its pixels read.
 
     The call blocks: make it in a worker thread from async code. A file object is read from its position to its end and
@@ -33,35 +33,34 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
     in a copy, and only if it is still as it was opened. An image that Pillow made from another one (``rotate``,
     ``convert``, ``resize``...) keeps its EXIF data even if it is upright already, so its pixels are taken as they are.
     If EXIF data cannot be read, the log has a warning, and the image is taken as it is stored. The checkpoint's
-    processor converts other modes to RGB later. An image of more than ``most_pixels`` is refused before its pixels are
-    read. PostScript is not read, since Pillow has another program run it; nor are icons, whose header may promise a
-    smaller image than they contain.
+    processor converts other modes to RGB later. PostScript is not read, since Pillow has another program run it; nor
+    are icons, whose header may promise a smaller image than they contain.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
-        RequestTooLarge: more than ``most_pixels``.
         UnsupportedImage: not an image, damaged, or of more than 64 million pixels.
     """
     from PIL import Image
 
     if isinstance(source, Image.Image):
         with _LOADING:
-            image = _with_pixels(source, "the PIL image", most_pixels)
+            image = _with_pixels(source, "the PIL image")
         as_opened = source.format is not None  # Pillow sets the format only when it opens an image
         return _upright(image, "the PIL image") if as_opened else image
     if hasattr(source, "__array__"):
-        return _with_pixels(Image.fromarray(_checked(source)), "the image array", most_pixels)
+        return _with_pixels(Image.fromarray(_checked(source)), "the image array")
     image, name = _open(source)
     with image:
-        upright = _upright(_with_pixels(image, name, most_pixels), name)
+        upright = _upright(_with_pixels(image, name), name)
         return upright.copy() if upright is image else upright
 
 
-def pixels_of(source: Any, most_pixels: int | None = None) -> int:
-    """Returns the number of pixels of an image as its header says, and decodes none. Raises as `load_image` does."""
+def pixels_of(source: Any, most: int | None = None) -> int:
+    """Returns the number of pixels of an image as its header says, and decodes none. Raises as `load_image` does, and
+    `RequestTooLarge` for more pixels than ``most``."""
     image, name = _open(source)
     with image:
-        _check_size(image, name, most_pixels)
+        _check_size(image, name, most)
         return image.width * image.height
 
 
@@ -76,9 +75,9 @@ def _open(source: Any) -> tuple[Image, str]:
         raise _unreadable(name, error) from error
 
 
-def _with_pixels(image: Image, name: str, most: int | None) -> Image:
+def _with_pixels(image: Image, name: str) -> Image:
     """Returns ``image`` with its pixels read. Pillow puts this off until they are needed."""
-    _check_size(image, name, most)
+    _check_size(image, name)
     try:
         image.load()
     except Exception as error:  # see `_open`
@@ -86,7 +85,7 @@ def _with_pixels(image: Image, name: str, most: int | None) -> Image:
     return image
 
 
-def _check_size(image: Image, name: str, most: int | None) -> None:
+def _check_size(image: Image, name: str, most: int | None = None) -> None:
     width, height = image.size
     if width * height > _MOST_PIXELS:
         raise UnsupportedImage(

@@ -186,11 +186,6 @@ class LiveTranscription:
         self._fault: Exception | None = None  # not raised yet
         self._failure: str | None = None
 
-    @property
-    def held_seconds(self) -> float:
-        """Seconds of audio in memory: the backlog, and the samples that may still be read."""
-        return self._waiting / self._options.rate + self._samples.count / self._endpointer.sampling_rate
-
     # -- the user's side -----------------------------------------------------------------------------------------------
 
     @trio.lowlevel.enable_ki_protection

@@ -179,7 +179,7 @@ class Option:
     the option.
 
     Args:
-        marks: some of `LIVE`, `DECODING`, `WHISPER` and `WHISPER_CT2`.
+        marks: some of `LIVE` and `DECODING`.
         choices: the texts among which the option chooses.
         form: the member of the server's form that sets the option; ``None``: no member does.
     """
@@ -193,12 +193,6 @@ LIVE = "live"
 """Live sessions have the option too."""
 DECODING = "decoding"
 """The command's help lists the option under "Decoding"."""
-WHISPER = "whisper"
-"""openai/whisper's command has the same flag."""
-WHISPER_CT2 = "whisper-ctranslate2"
-"""whisper-ctranslate2's command has the same flag."""
-_SHARED = (LIVE, WHISPER, WHISPER_CT2)
-_SEARCH = (LIVE, WHISPER, WHISPER_CT2, DECODING)
 
 
 def _option(default: Any, check: Check, *marks: str, choices: tuple[str, ...] = (), form: str | None = None) -> Any:
@@ -337,51 +331,47 @@ class TranscribeOptions:
         InvalidRequest: a value that no model allows. `Recipe` refuses values that its model does not allow.
     """
 
-    language: str | None = _option(None, _TEXT.or_none("the model detects it"), *_SHARED, form="language")
-    task: str = _chosen("transcribe", TASKS, *_SHARED)
-    initial_prompt: str | None = _option(None, _TEXT.or_none("nothing comes before"), *_SHARED, form="prompt")
-    carry_initial_prompt: bool = _option(False, flag(), LIVE, WHISPER)
-    hotwords: str | None = _option(None, _HOTWORDS, LIVE, WHISPER_CT2, form="hotwords")
-    prefix: str | None = _option(None, _TEXT.or_none("the model begins the text"), WHISPER_CT2)
-    condition_on_previous_text: bool = _option(True, flag(), *_SHARED, form="condition_on_previous_text")
+    language: str | None = _option(None, _TEXT.or_none("the model detects it"), LIVE, form="language")
+    task: str = _chosen("transcribe", TASKS, LIVE)
+    initial_prompt: str | None = _option(None, _TEXT.or_none("nothing comes before"), LIVE, form="prompt")
+    carry_initial_prompt: bool = _option(False, flag(), LIVE)
+    hotwords: str | None = _option(None, _HOTWORDS, LIVE, form="hotwords")
+    prefix: str | None = _option(None, _TEXT.or_none("the model begins the text"))
+    condition_on_previous_text: bool = _option(True, flag(), LIVE, form="condition_on_previous_text")
     prompt_reset_temperature: float = _option(0.5, number(0, math.inf), LIVE)
     timestamps: str = _chosen("segment", TIMESTAMPS)
     aligner: WordAligner | None = _option(None, _ALIGNER)  # noqa: RUF009  (a field)
-    temperature: tuple[float, ...] | None = _option(None, _TEMPERATURE, *_SEARCH, form="temperature")
-    beam_size: int | None = _option(None, _BEAMS, *_SEARCH, form="beam_size")
-    patience: float | None = _option(1.0, _PATIENCE, *_SEARCH)
-    length_penalty: float = _option(1.0, number(-10, 10), *_SEARCH)
-    repetition_penalty: float = _option(1.0, number(0.001, 1000, "; 1 is off"), LIVE, WHISPER_CT2, DECODING)
-    no_repeat_ngram_size: int = _option(0, integer(0, _MOST_TOKENS, "; 0 is off"), LIVE, WHISPER_CT2, DECODING)
+    temperature: tuple[float, ...] | None = _option(None, _TEMPERATURE, LIVE, DECODING, form="temperature")
+    beam_size: int | None = _option(None, _BEAMS, LIVE, DECODING, form="beam_size")
+    patience: float | None = _option(1.0, _PATIENCE, LIVE, DECODING)
+    length_penalty: float = _option(1.0, number(-10, 10), LIVE, DECODING)
+    repetition_penalty: float = _option(1.0, number(0.001, 1000, "; 1 is off"), LIVE, DECODING)
+    no_repeat_ngram_size: int = _option(0, integer(0, _MOST_TOKENS, "; 0 is off"), LIVE, DECODING)
     max_new_tokens: int | None = _option(
         None, integer(1, _MOST_TOKENS).or_none("half of the model's positions"), LIVE, DECODING
     )
-    best_of: int = _option(5, integer(1, 64), *_SEARCH, form="best_of")
-    compression_ratio_threshold: float | None = _option(2.4, _THRESHOLD, *_SEARCH)
-    logprob_threshold: float | None = _option(-1.0, _THRESHOLD, *_SEARCH)
-    no_speech_threshold: float | None = _option(0.6, _THRESHOLD, *_SEARCH)
-    hallucination_silence_threshold: float | None = _option(
-        None, number(0, math.inf).or_none("off"), WHISPER, WHISPER_CT2
-    )
-    clip_timestamps: tuple[tuple[float, float], ...] = _option((), _CLIPS, WHISPER)
+    best_of: int = _option(5, integer(1, 64), LIVE, DECODING, form="best_of")
+    compression_ratio_threshold: float | None = _option(2.4, _THRESHOLD, LIVE, DECODING)
+    logprob_threshold: float | None = _option(-1.0, _THRESHOLD, LIVE, DECODING)
+    no_speech_threshold: float | None = _option(0.6, _THRESHOLD, LIVE, DECODING)
+    hallucination_silence_threshold: float | None = _option(None, number(0, math.inf).or_none("off"))
+    clip_timestamps: tuple[tuple[float, float], ...] = _option((), _CLIPS)
     max_initial_timestamp: float | None = _option(None, number(0, math.inf).or_none(_CHECKPOINT), DECODING)
-    suppress_tokens: tuple[int, ...] | None = _option(None, _TOKENS, *_SEARCH)
-    prepend_punctuations: str = _option(PREPENDED, _TEXT, *_SHARED)
-    append_punctuations: str = _option(APPENDED, _TEXT, *_SHARED)
+    suppress_tokens: tuple[int, ...] | None = _option(None, _TOKENS, LIVE, DECODING)
+    prepend_punctuations: str = _option(PREPENDED, _TEXT, LIVE)
+    append_punctuations: str = _option(APPENDED, _TEXT, LIVE)
     voice_activity: str | VoiceActivity = _option("skip", _VOICE, choices=VOICE_ACTIVITY)  # noqa: RUF009  (a field)
-    vad_threshold: float = _option(0.5, number(0, 1), WHISPER_CT2)
+    vad_threshold: float = _option(0.5, number(0, 1))
     vad_neg_threshold: float | None = _option(None, number(0, 1).or_none("vad_threshold less 0.15"))
-    vad_min_speech_duration_ms: float = _option(100.0, number(0, 60_000), WHISPER_CT2)
-    vad_max_speech_duration_s: float | None = _option(
-        None, number(1, math.inf).or_none("the model's window"), WHISPER_CT2
-    )
-    vad_min_silence_duration_ms: float = _option(3_000.0, number(0, 3_600_000), WHISPER_CT2)
+    vad_min_speech_duration_ms: float = _option(100.0, number(0, 60_000))
+    vad_max_speech_duration_s: float | None = _option(None, number(1, math.inf).or_none("the model's window"))
+    vad_min_silence_duration_ms: float = _option(3_000.0, number(0, 3_600_000))
     vad_speech_pad_ms: float = _option(400.0, number(0, 60_000))
     encoder_context: str = _chosen("full", ENCODER_CONTEXTS, LIVE)
     parallel: bool = _option(False, flag())
     language_detection_segments: int = _option(1, integer(1, 1_000))
     language_detection_threshold: float = _option(0.5, number(0, 1), LIVE)
-    multilingual: bool = _option(False, flag(), LIVE, WHISPER_CT2, form="multilingual")
+    multilingual: bool = _option(False, flag(), LIVE, form="multilingual")
     punctuation: bool = _option(True, flag(), LIVE)
     speakers: tuple[int, int] | None = _option(None, _SPEAKERS, form="speakers")
     known_speakers: Mapping[str, AudioSource] = field(

@@ -277,7 +277,6 @@ def coverage(
     clips: Times = ((0.0, math.inf),),
     unread: Times = (),
     lost: Times = (),
-    slight: float = _SLIGHT,
 ) -> tuple[Stretch, ...]:
     """Divides ``[0, duration)`` into stretches.
 
@@ -287,7 +286,6 @@ def coverage(
         clips: the times that were asked for.
         unread: the times that are not read yet.
         lost: the times of which the file has no sound, because it is damaged or leaves them out.
-        slight: speech without text counts as silent if it is shorter than this.
     """
     left: Times = [(0.0, duration)]
     speech, left = _parted(left, segments)
@@ -295,7 +293,7 @@ def coverage(
     missing, left = _parted(asked, unread)
     voiced, _ = _parted(left, heard)
     unheard, _ = _parted(left, lost)
-    failed = [one for one in _union(voiced, unheard) if one[1] - one[0] >= slight]
+    failed = [one for one in _union(voiced, unheard) if one[1] - one[0] >= _SLIGHT]
     kinds = {
         "speech": speech,
         "excluded": excluded,
