@@ -26,7 +26,7 @@ from triolet.api.command_line.main import main
 from triolet.core.config import EngineConfig
 from triolet.core.errors import EngineTeardownError
 
-from .paper import PaperEngine, Terminal, run
+from .paper import Broken, PaperEngine, Terminal, run
 from .threads import press_in_a_callback
 
 
@@ -223,17 +223,6 @@ def test_other_errors_in_groups_are_not_swallowed() -> None:
     """A bug keeps its traceback."""
     with pytest.raises(BaseExceptionGroup):
         main(["transcribe", "--model", "m", __file__], PaperEngine(closing=ZeroDivisionError()))
-
-
-class Broken(io.StringIO):
-    """A stream that takes nothing: its reader went away, or the disk is full."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__()
-        self.error = error
-
-    def write(self, text: str) -> int:
-        raise self.error
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import fields_dict
@@ -19,7 +20,7 @@ from triolet.core.errors import CheckpointError, InvalidRequest, PoisonRequest, 
 from triolet.core.request import FinishReason, SamplingParams, Structure
 
 from .generating import PaperEngine
-from .paper import Terminal, run
+from .paper import Broken, Terminal, run
 
 SECONDS = 60
 CPU = ("--device", "cpu")
@@ -40,14 +41,37 @@ def typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 # -- what is written -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pieces", [("Once", " upon", "", " a time"), ("two\n", "lines\n")])
+@pytest.mark.parametrize(
+    ("pieces", "out", "status", "written"),
+    [
+        (("Once", " upon", "", " a time"), io.StringIO(), 0, "Once upon a time\n"),  # ready for a pipe
+        (("two\n", "lines\n"), io.StringIO(), 0, "two\nlines\n"),  # no second end of a line
+        (("a\x1b[2J", "b\tc"), io.StringIO(), 0, "a\x1b[2Jb\tc\n"),
+        (("a\x1b[2J", "b\tc"), Terminal(), 0, "a\\x1b[2Jb\tc\n"),  # is shown control characters, and does not obey them
+        (("half a ", PoisonRequest("it crashed\nits step")), io.StringIO(), 1, "half a "),
+        (
+            ("half a ", PoisonRequest("it crashed\nits step")),
+            Terminal(),
+            1,
+            "half a \n",
+        ),  # for the shell
+        (("half a ", None), Terminal(), 130, "half a \n"),
+    ],
+)
 def test_the_text_is_written_alone_and_ends_its_line(
-    pieces: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    pieces: tuple[Any, ...],
+    out: io.StringIO,
+    status: int,
+    written: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Ready for a pipe: no progress, no statistics, and no second end of a line."""
+    """No progress, no statistics; a fault in the middle keeps what was written, is one line, and the engine closes."""
+    monkeypatch.setattr(sys, "stdout", out)
     engine = PaperEngine(*pieces)
-    assert run(["generate", "model", "hi"], engine) == 0
-    assert capsys.readouterr() == ("".join(pieces).removesuffix("\n") + "\n", "")
+    assert run(["generate", "model", "hi"], engine) == status
+    assert out.getvalue() == written
+    assert capsys.readouterr().err == {0: "", 1: "triolet: it crashed its step\n", 130: ""}[status]
     assert engine.closed
 
 
@@ -67,15 +91,6 @@ def test_each_piece_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "stdout", out := Flushed())
     assert run(["generate", "model", "hi"], PaperEngine("a", "b", "c")) == 0
     assert out.seen[:4] == ["a", "ab", "abc", "abc\n"]
-
-
-@pytest.mark.parametrize(("out", "shown"), [(Terminal(), "a\\x1b[2Jb\tc\n"), (io.StringIO(), "a\x1b[2Jb\tc\n")])
-def test_a_terminal_is_shown_control_characters_and_does_not_obey_them(
-    out: io.StringIO, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdout", out)
-    assert run(["generate", "model", "hi"], PaperEngine("a\x1b[2J", "b\tc")) == 0
-    assert out.getvalue() == shown
 
 
 def test_json_is_one_object_with_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,36 +146,11 @@ def test_a_form_that_was_cut_off_has_a_status_of_its_own(
     assert err.startswith(told) is not is_whole
 
 
-def test_a_fault_in_the_middle_keeps_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, status 1, the engine closes."""
-    engine = PaperEngine("half a ", PoisonRequest("it crashed\nits step"))
-    assert run(["generate", "model", "hi"], engine) == 1
-    assert capsys.readouterr() == ("half a ", "triolet: it crashed its step\n")
-    assert engine.closed
-
-
-@pytest.mark.parametrize(("broken", "status"), [(PoisonRequest("it crashed"), 1), (None, 130)])
-def test_a_line_that_is_broken_off_is_ended_on_a_terminal(
-    broken: PoisonRequest | None, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By an error or by ^C; or the shell's prompt would stand in it."""
-    out, engine = Terminal(), PaperEngine("half a ", broken)
-    monkeypatch.setattr(sys, "stdout", out)
-    assert run(["generate", "model", "hi"], engine) == status
-    assert out.getvalue() == "half a \n"
-    assert engine.closed
-
-
 @pytest.mark.parametrize(("words", "given"), [([], 1), (["--json"], 11)])
 def test_a_reader_that_goes_away_ends_the_work(words: list[str], given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request is withdrawn, the engine closes, the status is that of SIGPIPE."""
-
-    class Pipe(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
     engine = PaperEngine(*"many pieces")
-    monkeypatch.setattr(sys, "stdout", Pipe())
+    monkeypatch.setattr(sys, "stdout", Broken(BrokenPipeError()))
     assert run(["generate", "model", "hi", *words], engine) == 141
     assert engine.closed
     assert engine.given == given
@@ -211,60 +201,84 @@ def test_every_sampling_parameter_has_a_flag() -> None:
     assert asked.asked["sampling"] == SamplingParams()
 
 
-@pytest.mark.parametrize(("words", "speculation"), [("", "auto"), ("--speculate 0", None)])
-def test_draft_tokens_are_proposed_unless_none_are_wanted(words: str, speculation: str | None) -> None:
+@pytest.mark.parametrize(
+    ("words", "setting", "value"),
+    [
+        ((), "speculation", "auto"),
+        (("--speculate", "0"), "speculation", None),
+        (("--chat-template", "ü.jinja"), "chat_template", r"ü\n{{ x }}"),  # Jinja reads the escapes of a file
+        (("--chat-template", r"ü\n{{ x }}"), "chat_template", "ü\n{{ x }}"),  # those of a text are read as in vLLM
+    ],
+)
+def test_the_engine_is_opened_as_asked(
+    words: tuple[str, ...], setting: str, value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ü.jinja").write_text(r"ü\n{{ x }}", encoding="utf-8")
     engine = PaperEngine("a")
-    assert run(["generate", "model", "hi", *words.split()], engine) == 0
+    assert run(["generate", "model", "hi", *words], engine) == 0
     ((_, config),) = engine.configs
-    assert config.speculation == speculation
+    assert getattr(config, setting) == value
 
 
-def test_a_model_of_text_is_asked_in_texts() -> None:
-    """Its chat template knows no parts."""
-    engine = PaperEngine("a")
-    assert run(["generate", "model", "hi", "--system", "be brief"], engine) == 0
-    assert engine.asked["messages"] == [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "hi"},
-    ]
+TEXT, IMAGE = {"type": "text", "text": "hi"}, {"type": "image", "image": (40, 60)}
 
 
-def test_a_model_of_images_is_asked_in_parts_with_the_images_first(picture: Path) -> None:
-    engine = PaperEngine("a", media=["image"])
-    words = ["generate", "model", "hi", "--image", str(picture), "--image", str(picture), "--system", "be brief"]
-    assert run(words, engine) == 0
+@pytest.mark.parametrize(
+    ("line", "media", "content"),
+    [
+        ("hi", [], "hi"),  # a chat template for text alone knows no parts
+        ("hi --image red.png --image red.png", ["image"], [IMAGE, IMAGE, TEXT]),
+        ("hi --image - < red.png", ["image", "audio"], [IMAGE, TEXT]),
+        ("--audio hum.wav < /dev/null", ["audio"], [{"type": "audio", "audio": "hum.wav"}]),  # a voice asks by itself
+        ("hi --audio - < hum.wav", ["audio"], [{"type": "audio", "audio": "its bytes"}, TEXT]),
+    ],
+)
+@pytest.mark.usefixtures("picture")
+def test_a_question_has_the_parts_that_its_model_reads(
+    line: str,
+    media: list[str],
+    content: Any,
+    sound: Path,
+    typed: Callable[[bytes], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files are from the command line or from standard input. Images and audio come before the text."""
+    monkeypatch.chdir(sound.parent)
+    words, _, stdin = line.partition(" < ")
+    typed(Path(stdin or "/dev/null").read_bytes())
+    engine = PaperEngine("a", media=media)
+    assert run(["generate", "model", *words.split(), "--system", "be brief"], engine) == 0
     system, user = engine.asked["messages"]
-    assert system == {"role": "system", "content": [{"type": "text", "text": "be brief"}]}
-    assert [part["type"] for part in user["content"]] == ["image", "image", "text"]
-    assert user["content"][0]["image"].size == (40, 60)
-    assert user["content"][2]["text"] == "hi"
+    assert system == {"role": "system", "content": [TEXT | {"text": "be brief"}] if media else "be brief"}
+    for part in user["content"] if media else []:
+        if "image" in part:
+            part["image"] = part["image"].size
+        elif part.get("audio") == sound.read_bytes():
+            part["audio"] = "its bytes"
+    assert user == {"role": "user", "content": content}
 
 
-def test_audio_alone_is_a_question(sound: Path, typed: Callable[[bytes], None]) -> None:
-    """A voice may ask by itself: the prompt may be empty."""
-    typed(b"")
-    engine = PaperEngine("a", media=["audio"])
-    assert run(["generate", "model", "--audio", str(sound)], engine) == 0
-    assert engine.asked["messages"] == [{"role": "user", "content": [{"type": "audio", "audio": str(sound)}]}]
-
-
-@pytest.mark.parametrize(("words", "converses"), [(["--raw"], True), ([], False)])
-def test_raw_or_without_a_template_the_prompt_goes_as_it_is(words: list[str], converses: bool, picture: Path) -> None:
-    """Images go in front where it has no placeholder for them."""
-    engine = PaperEngine("a", media=["image"], converses=converses)
-    assert run(["generate", "model", "hi", "--image", str(picture), *words], engine) == 0
-    assert engine.asked["prompt"] == "<item>hi"
-    assert len(engine.asked["images"]) == 1
-    assert "messages" not in engine.asked
-
-
-@pytest.mark.parametrize("words", [[], ["-"]])
-def test_the_prompt_may_come_from_standard_input(words: list[str], typed: Callable[[bytes], None]) -> None:
-    """Without the end of its last line, which echo puts there."""
+@pytest.mark.parametrize(
+    ("words", "converses", "prompt"),
+    [
+        ("hi --image {} --raw", True, "<item>hi"),
+        ("hi --image {}", False, "<item>hi"),  # there is no template
+        ("--raw", True, "zwei\nZeilen grün"),
+        ("- --raw", True, "zwei\nZeilen grün"),
+    ],
+)
+def test_a_raw_prompt_goes_as_it_is(
+    words: str, converses: bool, prompt: str, picture: Path, typed: Callable[[bytes], None]
+) -> None:
+    """Images go in front where it has no placeholder for them. From standard input it comes without the end of its last
+    line, which echo puts there."""
     typed("zwei\nZeilen grün\n".encode())
-    engine = PaperEngine("a")
-    assert run(["generate", "model", *words, "--raw"], engine) == 0
-    assert engine.asked["prompt"] == "zwei\nZeilen grün"
+    engine = PaperEngine("a", media=["image"], converses=converses)
+    assert run(["generate", "model", *words.format(picture).split()], engine) == 0
+    assert engine.asked["prompt"] == prompt
+    assert len(engine.asked.get("images") or ()) == words.count("--image")
+    assert "messages" not in engine.asked
 
 
 @pytest.mark.parametrize(
@@ -283,17 +297,6 @@ def test_a_form_becomes_a_structure(words: list[str], structure: Structure, tmp_
     engine = PaperEngine("a")
     assert run(["generate", "model", "hi", *(word.format(path) for word in words)], engine) == 0
     assert engine.asked["sampling"].structure == structure
-
-
-@pytest.mark.parametrize("as_file", [True, False])
-def test_a_template_is_given_as_a_file_or_as_its_text(as_file: bool, tmp_path: Path) -> None:
-    """Escapes in the text are read as in vLLM; those in a file are Jinja's own."""
-    (tmp_path / "ü.jinja").write_text("ü\n{{ x }}", encoding="utf-8")
-    engine = PaperEngine("a")
-    given = str(tmp_path / "ü.jinja") if as_file else r"ü\n{{ x }}"
-    assert run(["generate", "model", "hi", "--chat-template", given], engine) == 0
-    ((_, config),) = engine.configs
-    assert config.chat_template == "ü\n{{ x }}"
 
 
 # -- what cannot work ------------------------------------------------------------------------------------------------
@@ -350,15 +353,3 @@ def test_lines_of_standard_input_are_texts(
     assert run(["embed", "model"], engine) == 0
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == texts
     assert [len(part) for part in engine.embedded] == ([256, 44] if len(texts) == 300 else [2])
-
-
-def test_an_image_or_audio_may_come_from_standard_input(
-    picture: Path, sound: Path, typed: Callable[[bytes], None]
-) -> None:
-    for option, path in (("--image", picture), ("--audio", sound)):
-        typed(path.read_bytes())
-        engine = PaperEngine("a", media=["image", "audio"])
-        assert run(["generate", "model", "hi", option, "-"], engine) == 0
-        (user,) = engine.asked["messages"]
-        asked = user["content"][0]
-        assert asked.get("audio") == path.read_bytes() or asked["image"].size == (40, 60)

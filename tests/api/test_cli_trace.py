@@ -22,32 +22,21 @@ from triolet_testing.trio_tools import Uniform
 
 from ..properties.test_timeline import check_format
 from .generating import PaperEngine as PaperWriter
-from .paper import PaperEngine, run
+from .paper import Broken, PaperEngine, run
 
 TRACE = simulate(SCENARIOS["plain"], Uniform(3)).trace
 
 
-class Told(PaperEngine):
-    """Its observer is told a whole trace."""
+def told(engine: Any) -> Any:
+    """Stands for `Engine`: opens ``engine``, and its observer is told a whole trace."""
 
-    async def __aenter__(self) -> PaperEngine:
-        opened = await super().__aenter__()
-        ((_, config),) = self.models
+    def opened(model: str, config: EngineConfig) -> Any:
         assert config.observer is not None
         for event in TRACE:
             config.observer(event)
-        return opened
+        return engine(model, config)
 
-
-class ToldWriter(PaperWriter):
-    """The same as `Told`, for generate and embed."""
-
-    async def __aenter__(self) -> PaperWriter:
-        ((_, config),) = self.configs
-        assert config.observer is not None
-        for event in TRACE:
-            config.observer(event)
-        return await super().__aenter__()
+    return opened
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +54,8 @@ def written(path: Path | str) -> list[Record]:
 
 @pytest.mark.parametrize("words", ["transcribe a.wav --model m", "generate m hi", "embed m hi"])
 def test_a_command_writes_the_trace_of_its_run(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    engine: Any = Told() if words.startswith("transcribe") else ToldWriter("a")
-    assert run([*words.split(), "--trace", "t.json"], engine) == 0
+    engine = PaperEngine() if words.startswith("transcribe") else PaperWriter("a")
+    assert run([*words.split(), "--trace", "t.json"], told(engine)) == 0
     records = written("t.json")
     assert records == timeline_of(TRACE)
     check_format(records)
@@ -75,14 +64,14 @@ def test_a_command_writes_the_trace_of_its_run(words: str, capsys: pytest.Captur
 
 def test_a_run_that_fails_leaves_a_whole_trace() -> None:
     """It is then that one looks."""
-    assert run(["transcribe", "bad.wav", "--trace", "t.json"], Told()) == 1
+    assert run(["transcribe", "bad.wav", "--trace", "t.json"], told(PaperEngine())) == 1
     assert written("t.json") == timeline_of(TRACE)
-    assert run(["transcribe", "interrupt.wav", "--trace", "t.json"], Told()) == 130
+    assert run(["transcribe", "interrupt.wav", "--trace", "t.json"], told(PaperEngine())) == 130
     assert written("t.json") == timeline_of(TRACE)
 
 
 def test_requests_of_a_trace_are_named_after_their_files() -> None:
-    engine = Told()
+    engine = PaperEngine()
     assert run(["transcribe", "sub/a.wav", "--trace", "t.json"], engine) == 0
     assert engine.asked == [("sub/a.wav", {"request_id": "a.wav"})]
 
@@ -90,14 +79,14 @@ def test_requests_of_a_trace_are_named_after_their_files() -> None:
 def test_a_trace_may_be_written_over_a_trace_and_an_empty_file(folder: Path) -> None:
     for before in ("", "[\n", json.dumps(timeline_of(TRACE))):
         (folder / "t.json").write_text(before)
-        assert run(["transcribe", "b.wav", "--trace", "t.json"], Told()) == 0
+        assert run(["transcribe", "b.wav", "--trace", "t.json"], told(PaperEngine())) == 0
         assert written("t.json") == timeline_of(TRACE)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_costs_the_trace_and_not_the_transcript(capsys: pytest.CaptureFixture[str]) -> None:
     """One line, status 1."""
-    assert run(["transcribe", "b.wav", "--trace", "/dev/full"], Told()) == 1
+    assert run(["transcribe", "b.wav", "--trace", "/dev/full"], told(PaperEngine())) == 1
     out, err = capsys.readouterr()
     assert out == "said in b.wav, möglichst.\n"
     assert err == "triolet: /dev/full: the trace cannot be written (No space left on device)\n"
@@ -191,12 +180,8 @@ def test_events_that_cannot_be_read_on_end_the_trace_and_are_told(
 
 
 def test_a_reader_that_goes_away_ends_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Pipe(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
     path = log(folder / "events.jsonl", TRACE)
-    monkeypatch.setattr(sys, "stdout", Pipe())
+    monkeypatch.setattr(sys, "stdout", Broken(BrokenPipeError()))
     assert run(["trace", str(path)]) == 141
 
 
