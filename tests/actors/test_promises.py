@@ -6,7 +6,6 @@ import math
 from itertools import accumulate
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -18,11 +17,9 @@ from triolet import (
     EngineTeardownError,
     InvariantViolation,
     RunnerCrashed,
-    SamplingParams,
 )
 from triolet.actors.messages import Failed, OrderPower, Submit
 from triolet.actors.supervisor import Supervisor, leaving
-from triolet.api.inputs.audio import Samples
 from triolet.core import events
 from triolet.core.ledger import EncoderLedger
 from triolet.core.planning.planner import Planner
@@ -34,15 +31,9 @@ from triolet_testing.sim import SimExecutor, sim_engine
 from triolet_testing.simulation import Outcome, simulate
 from triolet_testing.trio_tools.schedules import Batches, Pct, Schedule, Uniform, run_scheduled
 
-from .shared import Reader
+from .shared import Reader, ask
 
 SCHEDULES: tuple[Schedule, ...] = (Batches(), Uniform(1), Pct(1), Pct(2))
-
-
-async def ask(engine: Engine, number: int, max_tokens: int = 5) -> None:
-    samples: Samples = np.full(1600, number / 100, np.float32)
-    sampling = SamplingParams(max_tokens=max_tokens)
-    await engine.generate(prompt_token_ids=[1, 2 + number], audio=samples, sampling=sampling)
 
 
 def test_one_encode_batch_is_in_flight_and_two_steps_are_while_requests_decode():

@@ -21,6 +21,8 @@ from triolet.core.request import EncoderItem, Pooling, Request, SamplingParams
 from triolet_testing.sim import SimExecutor
 from triolet_testing.sim_model import SimModel
 
+from .machines import item
+
 
 def opened(
     *,
@@ -145,10 +147,6 @@ def test_a_whole_prompt_that_crashes_is_found_as_soon_where_steps_had_to_shrink(
         crashes += 1
     assert isinstance(planner.take_actions()[-1].error, PoisonRequest)
     assert crashes <= 8, f"it crashed {crashes} times before it was found"
-
-
-def item(key: str) -> EncoderItem:
-    return EncoderItem(key=key, payload=key, embeddings=1, size=1)
 
 
 def asks(planner: Planner) -> list[Acquire | Release]:
