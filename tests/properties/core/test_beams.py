@@ -83,16 +83,14 @@ class Device:
     size=st.integers(2, 4),
     choices=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=14),
 )
-def beams_read_their_own_tokens(prompt: int, page_size: int, size: int, choices: list[list[int]]) -> None:
+def test_no_page_is_written_while_two_beams_read_it_and_pages_spell_their_beams_tokens(
+    prompt: int, page_size: int, size: int, choices: list[list[int]]
+) -> None:
+    """Beams fork, die and go on in any order, behind prompts that end within a page or at its end."""
     device = Device(prompt, size, page_size)
     for choice in choices:
         device.go_on([parent % len(device.beams) for parent in choice[:size]])
         device.step()
-
-
-def test_no_page_is_written_while_two_beams_read_it_and_pages_spell_their_beams_tokens() -> None:
-    """Beams fork, die and go on in any order, behind prompts that end within a page or at its end."""
-    beams_read_their_own_tokens()
 
 
 def test_beams_that_go_on_alone_move_no_page() -> None:
@@ -143,7 +141,9 @@ def total(token_ids: tuple[int, ...], seed: int) -> float:
     most=st.integers(1, 7),
     seed=st.integers(0, 10**6),
 )
-def hypotheses_are_what_they_say(size: int, penalty: float, patience: float | None, most: int, seed: int) -> None:
+def test_hypotheses_are_scored_ranked_and_ended_as_they_say(
+    size: int, penalty: float, patience: float | None, most: int, seed: int
+) -> None:
     settings = settings_of(most, beam_size=size, length_penalty=penalty, patience=patience)
     last, *before = run_search(settings, vocabulary=12, seed=seed)
     found = last.hypotheses
@@ -164,12 +164,8 @@ def hypotheses_are_what_they_say(size: int, penalty: float, patience: float | No
         assert few or patience is None, "a patient search ends when it has enough"
 
 
-def test_hypotheses_are_scored_ranked_and_ended_as_they_say() -> None:
-    hypotheses_are_what_they_say()
-
-
 @given(penalty=st.sampled_from((-2.0, 0.0, 1.0, 3.0)), seed=st.integers(0, 10**6))
-def wide_searches_find_the_best(penalty: float, seed: int) -> None:
+def test_a_search_wide_enough_for_all_texts_ranks_them_all(penalty: float, seed: int) -> None:
     """As many beams as there are texts."""
     most, vocabulary = 3, 3
     settings = settings_of(most, beam_size=40, length_penalty=penalty)
@@ -178,10 +174,6 @@ def wide_searches_find_the_best(penalty: float, seed: int) -> None:
     texts = [(*body, END) for body in bodies] + list(itertools.product(range(1, vocabulary), repeat=most))
     scores = sorted((total(text, seed) / len(text) ** penalty for text in texts), reverse=True)
     assert [one.score for one in found] == pytest.approx(scores)
-
-
-def test_a_search_wide_enough_for_all_texts_ranks_them_all() -> None:
-    wide_searches_find_the_best()
 
 
 def cand(beam: int, token: int, value: float) -> Candidate:
