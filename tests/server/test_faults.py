@@ -125,6 +125,7 @@ ITEMS, TALK = ResponsesRequest, ChatRequest
         (TALK, {"messages": []}, "messages", "0 items; allowed: 1 or more"),
         (TALK, hears(content=5), "messages.0.content", "Input should be a valid string; or Input should be a valid"),
         (TALK, hears(content=[{"type": "text"}]), "messages.0.content.0.text", "it is missing"),
+        (CompletionRequest, {"prompt": ["a"] * 128, "n": 3}, None, "128 prompts with n=3 make too many answers; allow"),
         (TALK, {"messages": [HELLO], "top_logprobs": 3}, None, "top_logprobs is given without logprobs; set lo"),
     ],
 )
@@ -142,8 +143,8 @@ def test_a_member_that_does_not_exist_is_reported_first(name: str, hint: str) ->
 
 def test_what_is_told_of_a_fault_is_short() -> None:
     """The client may have sent anything in the place of a kind."""
-    error = told_of(ChatRequest, {"model": "m", "messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]})
-    assert len(str(error)) < 5_000
+    for body in (hears(content=[{"type": "x" * 100_000}]), {"messages": [HELLO], "x" * 900_000: 1}):
+        assert len(str(told_of(ChatRequest, {"model": "m", **body}))) < 5_000
 
 
 # -- events of live audio ----------------------------------------------------------------------------------------------

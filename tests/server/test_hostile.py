@@ -19,7 +19,7 @@ from functools import partial
 import pytest
 from trio.testing import MockClock
 
-from .served import PATIENCE, Served, head_of, served
+from .served import PATIENCE, Served, served
 
 pytestmark = pytest.mark.real_time
 
@@ -200,9 +200,8 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows.getvalue()) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("side", [9_000, 20_000])
-def test_a_small_file_that_is_a_huge_picture_is_refused(patient: Served, side: int) -> None:
-    url = "data:image/png;base64," + base64.b64encode(png(side, side)).decode()
+def test_a_small_file_that_is_a_huge_picture_is_refused(patient: Served) -> None:
+    url = "data:image/png;base64," + base64.b64encode(png(9_000, 9_000)).decode()
     content = [{"type": "image_url", "image_url": {"url": url}}]
     body = {"model": "qwen2_vl", "messages": [{"role": "user", "content": content}]}
     status, told = patient.post("/v1/chat/completions", body)
@@ -273,28 +272,33 @@ def test_who_sends_more_before_the_answer_gets_all_answers(patient: Served) -> N
     assert answers.count(b"HTTP/1.1 200") == 5
 
 
-def test_protocol_nonsense_does_not_end_the_server(patient: Served) -> None:
-    for nonsense in (
+@pytest.mark.parametrize(
+    "nonsense",
+    [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
-        b"GET / HTTP/9.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings, close\r\nupgrade: h2c\r\n"
+        b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n",
         b"POST /health HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /%ff%fe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
-    ):
-        with closing(patient.connect()) as connection:
-            say(connection, nonsense)
-            with suppress(OSError):  # ENOTCONN: the server has reset it already
-                connection.shutdown(socket.SHUT_WR)
-            heard(connection)
-    assert talk(patient, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").startswith(
-        b"HTTP/1.1 200"
-    )
+    ],
+)
+def test_protocol_nonsense_ends_its_connection_alone_which_stays_http_1(patient: Served, nonsense: bytes) -> None:
+    with closing(patient.connect()) as connection:
+        say(connection, nonsense)
+        with suppress(OSError):  # ENOTCONN: the server has reset it already
+            connection.shutdown(socket.SHUT_WR)
+        answer = heard(connection)
+    assert not answer or answer.startswith(b"HTTP/1.1 ")
+    assert not answer.startswith(b"HTTP/1.1 101")
+    assert patient.get("/health")[0] == 200
 
 
 def test_who_goes_on_sending_and_reads_nothing_is_let_go(still: Served) -> None:
     """What such a client sends is heard to its end, or hypercorn would wait for room for ever."""
+    still.get("/openapi.json")  # made by a thread, for which no time passes
     held = [socket.socket() for _ in range(3)]
     for connection in held:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -310,28 +314,6 @@ def test_who_goes_on_sending_and_reads_nothing_is_let_go(still: Served) -> None:
         connection.close()
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
-        b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
-        b"http2-settings: AAMAAABkAAQAAP__\r\n\r\n",
-    ],
-)
-def test_a_connection_stays_http_1(patient: Served, head: bytes) -> None:
-    with closing(patient.connect()) as connection:
-        connection.sendall(head)
-        answer = head_of(connection)
-    assert answer.startswith(b"HTTP/1.1 ")
-    assert not answer.startswith(b"HTTP/1.1 101")
-
-
-def test_one_request_asks_for_so_many_answers_and_no_more(patient: Served) -> None:
-    status, told = patient.post("/v1/completions", {"model": "llama", "prompt": ["a"] * 128, "n": 3})
-    assert status == 400
-    assert "128 prompts with n=3 make too many answers; allowed: 256" in told["error"]["message"]
-
-
 def test_head_of_a_stream_ends(patient: Served) -> None:
     answer = talk(patient, b"HEAD /events HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
@@ -344,10 +326,3 @@ def test_a_member_that_is_given_in_two_ways_is_refused(patient: Served, members:
     status, told = patient.post(SPEECH, form(b"noise", model="whisper", **members), FORM)
     assert status == 400
     assert "is given twice" in told["error"]["message"]
-
-
-def test_a_name_of_megabytes_is_told_in_short(patient: Served) -> None:
-    body = {"model": "llama", "messages": [{"role": "user", "content": "a"}], "x" * 900_000: 1}
-    status, told = patient.post("/v1/chat/completions", body)
-    assert status == 400
-    assert len(json.dumps(told)) < 5_000
