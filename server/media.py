@@ -205,10 +205,3 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
             if not self._private and not is_public(address):
                 raise httpcore.ConnectError(f"{host} is at {address}, which is not a public address")
         return addresses[0]
-
-    async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
-        """Refuses: httpcore never calls it here."""
-        raise httpcore.UnsupportedProtocol("sockets of this machine are not allowed")
-
-    async def sleep(self, seconds: float) -> None:
-        await trio.sleep(seconds)

@@ -17,7 +17,7 @@ from prometheus_client import Gauge as _Gauge
 from prometheus_client.core import CounterMetricFamily as Count
 from prometheus_client.core import GaugeMetricFamily as Gauge
 
-from ..api.engines import Engines
+from ..api.engines import Engines, ModelStatistics
 from ..core import events
 from ..core.budget import Budget
 from ..core.planning.statistics import PlannerStatistics
@@ -27,69 +27,17 @@ from ..core.timings import Timings
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OUTSIDE = "unknown"  # else each unknown path would make a series
-_COUNTED = {
-    "steps": "Decoder steps.",
-    "tokens_fed": "Tokens that were read, including draft tokens.",
-    "tokens_cached": "Tokens that were not read, since their keys and values were cached.",
-    "tokens_drafted": "Draft tokens in steps.",
-    "tokens_accepted": "Draft tokens that were right.",
-    "tokens_committed": "Tokens that were generated.",
-    "preemptions": "Requests that were preempted by earlier ones.",
-    "failed_steps": "Decoder steps that failed.",
-    "cross_written": "Windows whose cross-attention keys and values were written.",
-    "cross_shared": "Starts that found these keys and values resident.",
-}
-_OF_CACHE = (
-    ("acquires", "Encoder outputs that requests asked for."),
-    ("hits", "Requested encoder outputs that were resident or were being computed."),
-    ("encoded", "Encoder outputs that were computed."),
-    ("evicted", "Encoder outputs that were evicted for room, or after their idle time."),
-)
-
-
 _Row = tuple[Callable[..., Any], str, str, str | None, Callable[[Any], Any]]
 """A family of metrics: its kind, name and help, its label beside the model, and a function that reads its values from
 statistics."""
 
-_OF_MODELS: tuple[_Row, ...] = (
-    (Gauge, "model_state", "1 if the model is in this state, else 0.", "state", lambda one: _states(one.state)),
-    (Gauge, "model_users", "Uses.", "phase", lambda one: {"running": one.users, "waiting": one.waiting}),
-    (Gauge, "model_bytes", "Bytes of the model within the memory budget.", None, attrgetter("bytes")),
-    (Count, "model_loads", "The number of times that the model was loaded.", None, attrgetter("loads")),
-)
-_OF_ENGINES: tuple[_Row, ...] = (
-    (Gauge, "requests", "Requests in the engine, by phase.", "phase", lambda one: _phases(one.requests)),
-    (Gauge, "pages", "Pages of keys and values, by state.", "state", lambda one: _pages(one.requests)),
-    (Gauge, "cross_slots", "Cross-attention slots, by state.", "state", lambda one: _slots(one.requests)),
-    *((Count, name, text, None, attrgetter(f"requests.{name}")) for name, text in _COUNTED.items()),
-    (
-        Gauge,
-        "encoder_cache_bytes",
-        "Bytes of encoder outputs, by state.",
-        "state",
-        attrgetter("encoder_cache.bytes_by_state"),
-    ),
-    (
-        Gauge,
-        "encoder_cache_capacity_bytes",
-        "Bytes that encoder outputs may take.",
-        None,
-        attrgetter("encoder_cache.capacity"),
-    ),
-    (
-        Gauge,
-        "encoder_cache_waiting",
-        "Requests for encoder outputs that wait for room.",
-        None,
-        attrgetter("encoder_cache.waiting"),
-    ),
-    *((Count, f"encoder_cache_{name}", text, None, attrgetter(f"encoder_cache.{name}")) for name, text in _OF_CACHE),
-    (Gauge, "device_bytes", "Bytes that the engine holds, by owner.", "owner", attrgetter("device.by_owner")),
-)
+
+def _count(name: str, text: str) -> _Row:
+    return Count, name, text, None, attrgetter(name)
 
 
-def _states(state: ModelState) -> dict[str, float]:
-    return {each.value: float(state is each) for each in ModelState}
+def _states(model: ModelStatistics) -> dict[str, float]:
+    return {each.value: float(model.state is each) for each in ModelState}
 
 
 def _phases(requests: PlannerStatistics) -> dict[str, int]:
@@ -103,6 +51,41 @@ def _slots(requests: PlannerStatistics) -> dict[str, int]:
 def _pages(requests: PlannerStatistics) -> dict[str, int]:
     used = requests.pages - requests.pages_free
     return {"used": used, "cached": requests.pages_cached, "free": requests.pages_free}
+
+
+_OF_MODELS: tuple[_Row, ...] = (
+    (Gauge, "model_state", "1 if the model is in this state, else 0.", "state", _states),
+    (Gauge, "model_users", "Uses.", "phase", lambda one: {"running": one.users, "waiting": one.waiting}),
+    (Gauge, "model_bytes", "Bytes of the model within the memory budget.", None, attrgetter("bytes")),
+    (Count, "model_loads", "The number of times that the model was loaded.", None, attrgetter("loads")),
+)
+_OF_REQUESTS: tuple[_Row, ...] = (
+    (Gauge, "requests", "Requests in the engine, by phase.", "phase", _phases),
+    (Gauge, "pages", "Pages of keys and values, by state.", "state", _pages),
+    (Gauge, "cross_slots", "Cross-attention slots, by state.", "state", _slots),
+    _count("steps", "Decoder steps."),
+    _count("tokens_fed", "Tokens that were read, including draft tokens."),
+    _count("tokens_cached", "Tokens that were not read, since their keys and values were cached."),
+    _count("tokens_drafted", "Draft tokens in steps."),
+    _count("tokens_accepted", "Draft tokens that were right."),
+    _count("tokens_committed", "Tokens that were generated."),
+    _count("preemptions", "Requests that were preempted by earlier ones."),
+    _count("failed_steps", "Decoder steps that failed."),
+    _count("cross_written", "Windows whose cross-attention keys and values were written."),
+    _count("cross_shared", "Starts that found these keys and values resident."),
+)
+_OF_CACHE: tuple[_Row, ...] = (
+    (Gauge, "bytes", "Bytes of encoder outputs, by state.", "state", attrgetter("bytes_by_state")),
+    (Gauge, "capacity_bytes", "Bytes that encoder outputs may take.", None, attrgetter("capacity")),
+    (Gauge, "waiting", "Requests for encoder outputs that wait for room.", None, attrgetter("waiting")),
+    _count("acquires", "Encoder outputs that requests asked for."),
+    _count("hits", "Requested encoder outputs that were resident or were being computed."),
+    _count("encoded", "Encoder outputs that were computed."),
+    _count("evicted", "Encoder outputs that were evicted for room, or after their idle time."),
+)
+_OF_DEVICE: tuple[_Row, ...] = (
+    (Gauge, "bytes", "Bytes that the engine holds, by owner.", "owner", attrgetter("by_owner")),
+)
 
 
 class Metrics:
@@ -185,9 +168,15 @@ class _Snapshots:
         """Yields all metrics."""
         models = self._engines.statistics()
         engines = {name: one.engine for name, one in models.items() if one.engine is not None}
-        for rows, statistics in ((_OF_MODELS, models), (_OF_ENGINES, engines)):
+        for prefix, rows, statistics in (
+            ("", _OF_MODELS, models),
+            ("", _OF_REQUESTS, {name: one.requests for name, one in engines.items()}),
+            ("encoder_cache_", _OF_CACHE, {name: one.encoder_cache for name, one in engines.items()}),
+            ("device_", _OF_DEVICE, {name: one.device for name, one in engines.items()}),
+        ):
             for kind, name, text, label, read in rows:
-                family = kind(f"triolet_{name}", text, labels=("model",) if label is None else ("model", label))
+                labels = ("model",) if label is None else ("model", label)
+                family = kind(f"triolet_{prefix}{name}", text, labels=labels)
                 for model, one in statistics.items():
                     if label is None:
                         family.add_metric((model,), read(one))

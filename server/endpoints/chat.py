@@ -18,17 +18,7 @@ from ...core.request import FinishReason
 from ...core.tools import read_tools
 from ..body import read_json
 from ..event_stream import DONE, Events, EventStream
-from ..schemas.chat import (
-    AnswerMessage,
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatRequest,
-    ChunkChoice,
-    Logprobs,
-    MessageDelta,
-    NamedTool,
-)
+from ..schemas import chat as bodies
 from .common import answered, engine_of, exchange_of, new_id, now, server_of
 from .conversations import decode_media, messages_of
 from .sampling import chat_logprobs, sampling_of, structure_of, usage_of
@@ -38,7 +28,7 @@ from .tool_calls import CallReader, Tools
 
 async def converse(request: Request) -> Response:
     """The answer to a conversation, whole or as it is written."""
-    body = await read_json(request, ChatRequest)
+    body = await read_json(request, bodies.ChatRequest)
     if body.stream:
         return EventStream(partial(_streamed, request, body))
     async with asked(request, body) as (engine, tools, query):
@@ -48,7 +38,7 @@ async def converse(request: Request) -> Response:
     usage = usage_of([one.usage for one in found], len(found))
     exchange_of(request).ended(completion.timings, tokens=usage.completion_tokens)
     return answered(
-        ChatAnswer(
+        bodies.ChatAnswer(
             id=new_id("chatcmpl-"),
             object="chat.completion",
             created=now(),
@@ -60,7 +50,9 @@ async def converse(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engine, Tools | None, dict[str, Any]]]:
+async def asked(
+    request: Request, body: bodies.ChatRequest
+) -> AsyncIterator[tuple[Engine, Tools | None, dict[str, Any]]]:
     """Opens the engine for the block, which gets the engine, the tools and the arguments of `Engine.generate`."""
     messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
@@ -88,12 +80,14 @@ def as_query(given: Mapping[str, Any]) -> Query:
     return Query(**{**given, "tools": read_tools(given["tools"])})
 
 
-def _choice(engine: Engine, body: ChatRequest, tools: Tools | None, index: int, completion: Completion) -> ChatChoice:
+def _choice(
+    engine: Engine, body: bodies.ChatRequest, tools: Tools | None, index: int, completion: Completion
+) -> bodies.ChatChoice:
     if tools is None:
-        message = AnswerMessage(role="assistant", content=completion.text, refusal=None)
+        message = bodies.AnswerMessage(role="assistant", content=completion.text, refusal=None)
     else:
         message = tools.message(completion.text)
-    return ChatChoice(
+    return bodies.ChatChoice(
         index=index,
         message=message,
         logprobs=chat_logprobs(engine.inside.token_bytes(), completion) if body.logprobs else None,
@@ -101,14 +95,14 @@ def _choice(engine: Engine, body: ChatRequest, tools: Tools | None, index: int, 
     )
 
 
-def _reason(body: ChatRequest, reason: FinishReason, *, called: bool) -> Any:
+def _reason(body: bodies.ChatRequest, reason: FinishReason, *, called: bool) -> Any:
     if reason is FinishReason.LENGTH:
         return "length"
-    chose = called and not isinstance(body.tool_choice, NamedTool)  # OpenAI's words
+    chose = called and not isinstance(body.tool_choice, bodies.NamedTool)  # OpenAI's words
     return "tool_calls" if chose else "stop"
 
 
-async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
+async def _streamed(request: Request, body: bodies.ChatRequest, events: Events) -> None:
     async with asked(request, body) as (engine, tools, query):
         writer = _ChunkWriter(body, events, tools)
         usages, timings = await streams_together(engine, [as_query(query)], partial(writer.add, engine))
@@ -122,13 +116,13 @@ async def _streamed(request: Request, body: ChatRequest, events: Events) -> None
 class _ChunkWriter:
     """Writes the events of one answer: copies of ``frame``, each with one choice."""
 
-    def __init__(self, body: ChatRequest, events: Events, tools: Tools | None) -> None:
+    def __init__(self, body: bodies.ChatRequest, events: Events, tools: Tools | None) -> None:
         self._body = body
         self._events = events
         self._tools = tools
         self._readers: dict[int, CallReader | None] = {}
         self.tells_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self.frame = ChatChunk(
+        self.frame = bodies.ChatChunk(
             id=new_id("chatcmpl-"), object="chat.completion.chunk", created=now(), model=body.model, choices=[]
         )
         if self.tells_usage:
@@ -138,27 +132,27 @@ class _ChunkWriter:
         """Sends the event for what ``delta`` adds to the answer ``index``."""
         if index not in self._readers:
             self._readers[index] = None if self._tools is None else self._tools.reader()
-            await self._tell(index, MessageDelta(role="assistant", content=""))
+            await self._tell(index, bodies.MessageDelta(role="assistant", content=""))
         reader = self._readers[index]
         wanted = self._body.logprobs and delta.token_ids
         logprobs = chat_logprobs(engine.inside.token_bytes(), delta) if wanted else None
         parts = parts_of(reader, delta.text, last=delta.finish_reason is not None)
-        for part in parts or [MessageDelta()] * bool(logprobs):
+        for part in parts or [bodies.MessageDelta()] * bool(logprobs):
             await self._tell(index, part, logprobs=logprobs)
             logprobs = None
         if delta.finish_reason is not None:
             reason = _reason(self._body, delta.finish_reason, called=reader is not None and reader.called)
-            await self._tell(index, MessageDelta(), reason=reason)
+            await self._tell(index, bodies.MessageDelta(), reason=reason)
 
     async def _tell(
-        self, index: int, delta: MessageDelta, *, logprobs: Logprobs | None = None, reason: Any = None
+        self, index: int, delta: bodies.MessageDelta, *, logprobs: bodies.Logprobs | None = None, reason: Any = None
     ) -> None:
-        choice = ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
+        choice = bodies.ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
         await self._events.write(self.frame.model_copy(update={"choices": [choice]}))
 
 
-def parts_of(reader: CallReader | None, text: str, *, last: bool) -> list[MessageDelta]:
+def parts_of(reader: CallReader | None, text: str, *, last: bool) -> list[bodies.MessageDelta]:
     """Returns the parts that ``text`` adds to a message. A ``reader`` finds tool calls in the text."""
     if reader is not None:
         return reader.feed(text, last=last)
-    return [MessageDelta(content=text)] if text else []
+    return [bodies.MessageDelta(content=text)] if text else []

@@ -16,22 +16,9 @@ from ...core.errors import ContextLengthExceeded
 from ...core.request import FinishReason
 from ..body import read_json
 from ..event_stream import Events, EventStream
+from ..schemas import responses as bodies
 from ..schemas.base import Usage
 from ..schemas.chat import CallDelta, Logprobs, TokenLogprob
-from ..schemas.responses import (
-    Incomplete,
-    InputDetails,
-    InputTokens,
-    OutputCall,
-    OutputDetails,
-    OutputMessage,
-    OutputText,
-    ResponseAnswer,
-    ResponseEvent,
-    ResponsesRequest,
-    ResponseUsage,
-    TextOptions,
-)
 from .chat import as_query, asked, parts_of
 from .common import answered, exchange_of, new_id, now, tokens_of
 from .sampling import chat_logprobs, usage_of
@@ -41,11 +28,11 @@ from .tool_calls import CallReader
 
 async def respond(request: Request) -> Response:
     """The answer to a conversation of items, whole or as it is written."""
-    body = await read_json(request, ResponsesRequest)
+    body = await read_json(request, bodies.ResponsesRequest)
     if body.stream:
         return EventStream(partial(_streamed, request, body), named=True)
 
-    async def drop(event: ResponseEvent) -> None:
+    async def drop(event: bodies.ResponseEvent) -> None:
         """Drops an event: the client gets the whole answer instead."""
 
     return answered((await _written(request, body, drop)).answer)
@@ -53,19 +40,19 @@ async def respond(request: Request) -> Response:
 
 async def count(request: Request) -> Response:
     """The number of tokens that the model would read."""
-    body = await read_json(request, ResponsesRequest)
+    body = await read_json(request, bodies.ResponsesRequest)
     async with asked(request, body.as_chat) as (engine, _, query):
         tokens = await tokens_of(engine, as_query(query))
-    return answered(InputTokens(object="response.input_tokens", input_tokens=len(tokens)))
+    return answered(bodies.InputTokens(object="response.input_tokens", input_tokens=len(tokens)))
 
 
-async def _streamed(request: Request, body: ResponsesRequest, events: Events) -> None:
+async def _streamed(request: Request, body: bodies.ResponsesRequest, events: Events) -> None:
     writer = await _written(request, body, events.write)
     await events.write(writer.event(f"response.{writer.answer.status}", response=writer.answer), last=True)
 
 
 async def _written(
-    request: Request, body: ResponsesRequest, send: Callable[[ResponseEvent], Awaitable[None]]
+    request: Request, body: bodies.ResponsesRequest, send: Callable[[bodies.ResponseEvent], Awaitable[None]]
 ) -> _ItemWriter:
     """Lets the engine write the answer, and sends each event except the last. Returns the writer of the answer."""
     async with asked(request, body.as_chat) as (engine, tools, query):
@@ -89,17 +76,17 @@ async def _written(
 class _ItemWriter:
     """The items of one answer, and the events that build them up. An event is valid until the next one is made."""
 
-    _body: ResponsesRequest
+    _body: bodies.ResponsesRequest
     _reader: CallReader | None
-    answer: ResponseAnswer = field(init=False)
-    _open: OutputMessage | OutputCall | None = None  # the item that is being written
+    answer: bodies.ResponseAnswer = field(init=False)
+    _open: bodies.OutputMessage | bodies.OutputCall | None = None  # the item that is being written
     _pieces: list[str] = field(factory=list)  # the pieces of its text or arguments
     _logprobs: list[TokenLogprob] = field(factory=list)  # of tokens whose text is held back
     _events: int = 0
 
     def __attrs_post_init__(self) -> None:
         body = self._body
-        self.answer = ResponseAnswer(
+        self.answer = bodies.ResponseAnswer(
             id=new_id("resp_"),
             object="response",
             created_at=now(),
@@ -114,7 +101,7 @@ class _ItemWriter:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=None,
             temperature=1.0 if body.temperature is None else body.temperature,
-            text=body.text or TextOptions(),
+            text=body.text or bodies.TextOptions(),
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
             top_p=1.0 if body.top_p is None else body.top_p,
@@ -122,7 +109,7 @@ class _ItemWriter:
             usage=None,
         )
 
-    def add(self, engine: Engine, delta: Delta) -> Iterator[ResponseEvent]:
+    def add(self, engine: Engine, delta: Delta) -> Iterator[bodies.ResponseEvent]:
         """Yields the events of ``delta``."""
         if not self._events:
             yield self.event("response.created", response=self.answer)
@@ -140,51 +127,55 @@ class _ItemWriter:
         if ends:
             is_cut = delta.finish_reason is FinishReason.LENGTH
             self.answer.status = "incomplete" if is_cut else "completed"
-            self.answer.incomplete_details = Incomplete(reason="max_output_tokens") if is_cut else None
+            self.answer.incomplete_details = bodies.Incomplete(reason="max_output_tokens") if is_cut else None
             yield from self._close(self.answer.status)
 
     def finish(self, tokens: Usage) -> None:
         """Adds the numbers of tokens to the answer."""
-        self.answer.usage = ResponseUsage(
+        self.answer.usage = bodies.ResponseUsage(
             input_tokens=tokens.prompt_tokens,
-            input_tokens_details=InputDetails(cached_tokens=0, cache_write_tokens=0),
+            input_tokens_details=bodies.InputDetails(cached_tokens=0, cache_write_tokens=0),
             output_tokens=tokens.completion_tokens,
-            output_tokens_details=OutputDetails(reasoning_tokens=0),
+            output_tokens_details=bodies.OutputDetails(reasoning_tokens=0),
             total_tokens=tokens.total_tokens,
         )
 
-    def event(self, kind: str, **members: Any) -> ResponseEvent:
+    def event(self, kind: str, **members: Any) -> bodies.ResponseEvent:
         """Makes the next event."""
         self._events += 1
-        return ResponseEvent(type=kind, sequence_number=self._events - 1, **members)
+        return bodies.ResponseEvent(type=kind, sequence_number=self._events - 1, **members)
 
-    def _event_of(self, item: OutputMessage | OutputCall, kind: str, **members: Any) -> ResponseEvent:
+    def _event_of(
+        self, item: bodies.OutputMessage | bodies.OutputCall, kind: str, **members: Any
+    ) -> bodies.ResponseEvent:
         return self.event(f"response.{kind}", item_id=item.id, output_index=len(self.answer.output) - 1, **members)
 
-    def _begin(self, item: OutputMessage | OutputCall) -> Iterator[ResponseEvent]:
+    def _begin(self, item: bodies.OutputMessage | bodies.OutputCall) -> Iterator[bodies.ResponseEvent]:
         yield from self._close("completed")
         self._open = item
         self.answer.output.append(item)
         yield self.event("response.output_item.added", output_index=len(self.answer.output) - 1, item=item)
 
-    def _add_text(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[ResponseEvent]:
-        if not isinstance(self._open, OutputMessage):
-            item = OutputMessage(type="message", id=new_id("msg_"), status="in_progress", role="assistant", content=[])
+    def _add_text(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[bodies.ResponseEvent]:
+        if not isinstance(self._open, bodies.OutputMessage):
+            item = bodies.OutputMessage(
+                type="message", id=new_id("msg_"), status="in_progress", role="assistant", content=[]
+            )
             yield from self._begin(item)
-            part = OutputText(type="output_text", text="", annotations=[], logprobs=[])
+            part = bodies.OutputText(type="output_text", text="", annotations=[], logprobs=[])
             yield self._event_of(item, "content_part.added", content_index=0, part=part)
             item.content.append(part)
         message = self._open
-        assert isinstance(message, OutputMessage), "a message has been begun"
+        assert isinstance(message, bodies.OutputMessage), "a message has been begun"
         self._pieces.append(text)
         message.content[0].logprobs += logprobs
         yield self._event_of(message, "output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _add_call(self, call: CallDelta) -> Iterator[ResponseEvent]:
+    def _add_call(self, call: CallDelta) -> Iterator[bodies.ResponseEvent]:
         function = call.function
         assert function is not None, "a delta of a call has more of its function"
         if call.id is not None:
-            item = OutputCall(
+            item = bodies.OutputCall(
                 type="function_call",
                 id=new_id("fc_"),
                 call_id=call.id,
@@ -197,7 +188,7 @@ class _ItemWriter:
             self._pieces.append(function.arguments)
             yield self._event_of(self._open, "function_call_arguments.delta", delta=function.arguments)
 
-    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[ResponseEvent]:
+    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[bodies.ResponseEvent]:
         """Ends the item that is being written, if there is one."""
         item, written = self._open, "".join(self._pieces)
         if item is None:
@@ -205,7 +196,7 @@ class _ItemWriter:
         self._open = None
         self._pieces.clear()
         item.status = status
-        if isinstance(item, OutputCall):
+        if isinstance(item, bodies.OutputCall):
             item.arguments = written
             yield self._event_of(item, "function_call_arguments.done", arguments=written, name=item.name)
         else:

@@ -19,20 +19,7 @@ from ...api.outputs.results import Segment, Transcript, spans_told
 from ...api.speech.options import OPTIONS, read_options
 from ..body import audio_of, read_form
 from ..event_stream import Events, EventStream
-from ..schemas.speech import (
-    DiarizedAnswer,
-    DiarizedSegment,
-    DurationUsage,
-    SpeechForm,
-    SpeechLogprob,
-    SpokenLanguage,
-    TextDelta,
-    TextDone,
-    TranscriptionAnswer,
-    TranscriptionForm,
-    TranslationForm,
-    VerboseWord,
-)
+from ..schemas import speech as bodies
 from .common import answered, engine_of, exchange_of, in_header, server_of
 from .tokens import token_text
 
@@ -45,7 +32,7 @@ _MOST_REFERENCE = 8 * 2**20  # bytes of a known speaker's audio
 
 async def transcribe(request: Request) -> Response:
     """The text of an audio file, in the language that is spoken."""
-    form, upload = await read_form(request, TranscriptionForm, server_of(request).settings.spool_bytes)
+    form, upload = await read_form(request, bodies.TranscriptionForm, server_of(request).settings.spool_bytes)
     options = _options(form)
     if form.keywords is not None:
         options["hotwords"] = form.keywords
@@ -67,11 +54,11 @@ async def transcribe(request: Request) -> Response:
 
 async def translate(request: Request) -> Response:
     """The text of an audio file, in English."""
-    form, upload = await read_form(request, TranslationForm, server_of(request).settings.spool_bytes)
+    form, upload = await read_form(request, bodies.TranslationForm, server_of(request).settings.spool_bytes)
     return await _whole(request, form, audio_of(upload), {**_options(form), "task": "translate"})
 
 
-def _options(form: SpeechForm) -> dict[str, Any]:
+def _options(form: bodies.SpeechForm) -> dict[str, Any]:
     """Returns the options of a transcription that the form sets; `Option.form` names the member for each option."""
     given = {name: getattr(form, one.form) for name, one in OPTIONS.items() if one.form is not None}
     given["temperature"] = form.temperature or None  # in OpenAI's API 0 asks for all temperatures
@@ -80,7 +67,9 @@ def _options(form: SpeechForm) -> dict[str, Any]:
     return {"seed": form.seed, **{name: value for name, value in given.items() if value is not None}}
 
 
-async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, options: dict[str, Any]) -> Response:
+async def _whole(
+    request: Request, form: bodies.SpeechForm, audio: bytes | NamedPath, options: dict[str, Any]
+) -> Response:
     transcript, logprobs = await _read(request, form, audio, options)
     more = _warnings(transcript)
     answer = _answer(form, transcript, {**logprobs, **more})
@@ -89,7 +78,7 @@ async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, o
     return answer
 
 
-def _answer(form: SpeechForm, transcript: Transcript, more: dict[str, Any]) -> Response:
+def _answer(form: bodies.SpeechForm, transcript: Transcript, more: dict[str, Any]) -> Response:
     """Returns the answer in the format of ``form``. ``more`` are further members of JSON."""
     if form.response_format in _SUBTITLES:
         kind = "text/vtt" if form.response_format == "vtt" else "application/x-subrip"
@@ -97,11 +86,11 @@ def _answer(form: SpeechForm, transcript: Transcript, more: dict[str, Any]) -> R
         return PlainTextResponse(written(transcript, _SUBTITLES[form.response_format], rules), media_type=kind)
     if form.response_format == "text":
         return PlainTextResponse(written(transcript, TEXT) if transcript.speakers else transcript.text + "\n")
-    usage = DurationUsage(type="duration", seconds=math.ceil(transcript.duration))
+    usage = bodies.DurationUsage(type="duration", seconds=math.ceil(transcript.duration))
     if form.response_format == "diarized_json":
         segments = _diarized(transcript)
         return answered(
-            DiarizedAnswer(
+            bodies.DiarizedAnswer(
                 task="transcribe",
                 duration=transcript.duration,
                 text=transcript.text,
@@ -113,27 +102,27 @@ def _answer(form: SpeechForm, transcript: Transcript, more: dict[str, Any]) -> R
     if form.response_format == "verbose_json":
         told = {**_verbose(transcript, form), "usage": usage.model_dump(), **more}
         return Response(as_line(told), media_type="application/json")
-    answer = TranscriptionAnswer(text=transcript.text, usage=usage, **more)
+    answer = bodies.TranscriptionAnswer(text=transcript.text, usage=usage, **more)
     if transcript.task == "transcribe":
         answer.languages = _languages(transcript)
     return answered(answer)
 
 
 async def _streamed(
-    request: Request, form: TranscriptionForm, audio: bytes | NamedPath, options: dict[str, Any], events: Events
+    request: Request, form: bodies.TranscriptionForm, audio: bytes | NamedPath, options: dict[str, Any], events: Events
 ) -> None:
     transcript, logprobs = await _read(request, form, audio, options, events)
     if form.response_format == "diarized_json":
         for segment in _diarized(transcript):
             await events.write(segment)
     more, languages = {**logprobs, **_warnings(transcript)}, _languages(transcript)
-    done = TextDone(type="transcript.text.done", text=transcript.text, languages=languages, **more)
+    done = bodies.TextDone(type="transcript.text.done", text=transcript.text, languages=languages, **more)
     await events.write(done, last=True)
 
 
 async def _read(
     request: Request,
-    form: SpeechForm,
+    form: bodies.SpeechForm,
     audio: bytes | NamedPath,
     options: dict[str, Any],
     events: Events | None = None,
@@ -155,7 +144,7 @@ async def _read(
                 text = segment.text if segment.id else segment.text.lstrip()  # the joined texts are the whole text
                 more |= _times(segment) if getattr(form, "timestamp_granularities", ()) else {}
                 more |= {"language": segment.language} if form.multilingual else {}
-                await events.write(TextDelta(type="transcript.text.delta", delta=text, **more))
+                await events.write(bodies.TextDelta(type="transcript.text.delta", delta=text, **more))
         transcript = segments.transcript()
     told = {"audio_seconds": round(transcript.duration, 3), "language": transcript.language, **_warnings(transcript)}
     exchange.ended(transcript.timings, **told)
@@ -172,10 +161,10 @@ def _aligner(request: Request, engine: Engine, options: dict[str, Any]) -> dict[
     return {"aligner": aligner, "timestamps": "word"} if finds_speakers or options.get("timestamps") == "word" else {}
 
 
-def _diarized(transcript: Transcript) -> list[DiarizedSegment]:
+def _diarized(transcript: Transcript) -> list[bodies.DiarizedSegment]:
     """Returns the segments with their speakers. If no voice could be told from others, all have the first letter."""
     return [
-        DiarizedSegment(
+        bodies.DiarizedSegment(
             type="transcript.text.segment",
             id=f"seg_{one.id + 1:03d}",
             start=one.start,
@@ -189,20 +178,20 @@ def _diarized(transcript: Transcript) -> list[DiarizedSegment]:
 
 
 def _times(segment: Segment) -> dict[str, Any]:
-    words = [VerboseWord(word=one.text.strip(), start=one.start, end=one.end) for one in segment.words or ()]
+    words = [bodies.VerboseWord(word=one.text.strip(), start=one.start, end=one.end) for one in segment.words or ()]
     return {"start": segment.start, "end": segment.end, **({} if segment.words is None else {"words": words})}
 
 
-def _logprobs(tokens: TokenBytes, segment: Segment) -> list[SpeechLogprob]:
+def _logprobs(tokens: TokenBytes, segment: Segment) -> list[bodies.SpeechLogprob]:
     told = []
     for token, logprob in zip(segment.token_ids, segment.logprobs or (), strict=True):
         text, utf8 = token_text(tokens, token)
-        told.append(SpeechLogprob(token=text, logprob=logprob, **({} if utf8 is None else {"bytes": utf8})))
+        told.append(bodies.SpeechLogprob(token=text, logprob=logprob, **({} if utf8 is None else {"bytes": utf8})))
     return told
 
 
-def _languages(transcript: Transcript) -> list[SpokenLanguage]:
-    return [SpokenLanguage(code=code) for code in transcript.languages]
+def _languages(transcript: Transcript) -> list[bodies.SpokenLanguage]:
+    return [bodies.SpokenLanguage(code=code) for code in transcript.languages]
 
 
 def warnings_of(transcript: Transcript) -> list[str]:
@@ -222,7 +211,7 @@ def _warnings(transcript: Transcript) -> dict[str, list[str]]:
     return {"warnings": found} if found else {}
 
 
-def _verbose(transcript: Transcript, form: SpeechForm) -> dict[str, Any]:
+def _verbose(transcript: Transcript, form: bodies.SpeechForm) -> dict[str, Any]:
     told = as_verbose_object(transcript)
     wanted = getattr(form, "timestamp_granularities", ())
     if wanted and "segment" not in wanted:

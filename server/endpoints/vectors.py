@@ -14,19 +14,7 @@ from starlette.responses import Response
 
 from ...core.errors import EngineError, InvalidRequest
 from ..body import read_json
-from ..schemas.vectors import (
-    Classified,
-    ClassifyAnswer,
-    ClassifyRequest,
-    Embedding,
-    EmbeddingAnswer,
-    EmbeddingRequest,
-    PromptUsage,
-    Ranked,
-    RankedDocument,
-    RerankAnswer,
-    RerankRequest,
-)
+from ..schemas import vectors as bodies
 from .common import answered, engine_of, exchange_of, new_id
 
 _OF_NUMBER = 32  # bytes of a vector's number, with those of its text in the answer
@@ -34,7 +22,7 @@ _OF_NUMBER = 32  # bytes of a vector's number, with those of its text in the ans
 
 async def embed(request: Request) -> Response:
     """The vector of each text."""
-    body = await read_json(request, EmbeddingRequest)
+    body = await read_json(request, bodies.EmbeddingRequest)
     texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
         vectors = await engine.inside.embed(texts, None, None, body.priority, wait=True, told=counts.append)
@@ -43,17 +31,17 @@ async def embed(request: Request) -> Response:
     return await trio.to_thread.run_sync(_embedded, body, _shortened(vectors, body.dimensions), usage)
 
 
-def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Response:
+def _embedded(body: bodies.EmbeddingRequest, vectors: Any, usage: bodies.PromptUsage) -> Response:
     """Returns the answer. Its vectors are encoded one by one: encoding millions of numbers in one call would hold
     Python's lock for seconds."""
     _check_finite(vectors)
-    frame = EmbeddingAnswer(object="list", model=body.model, data=[], usage=usage).model_dump_json()
+    frame = bodies.EmbeddingAnswer(object="list", model=body.model, data=[], usage=usage).model_dump_json()
     head, tail = frame.split('"data":[]')  # no text contains it: its quotation marks would be escaped
     items = []
     for index, vector in enumerate(vectors):
         in_base64 = body.encoding_format == "base64"
         coded = base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_base64 else vector.tolist()
-        items.append(Embedding(object="embedding", index=index, embedding=coded).model_dump_json())
+        items.append(bodies.Embedding(object="embedding", index=index, embedding=coded).model_dump_json())
     return Response(f'{head}"data":[{",".join(items)}]{tail}', media_type="application/json")
 
 
@@ -76,7 +64,7 @@ def _shortened(vectors: Any, dimensions: int | None) -> Any:
 
 async def rerank(request: Request) -> Response:
     """The documents in the order in which they answer the query."""
-    body = await read_json(request, RerankRequest)
+    body = await read_json(request, bodies.RerankRequest)
     texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
         scores = await engine.inside.score(body.query, texts, body.priority, wait=True, told=counts.append)
@@ -84,18 +72,20 @@ async def rerank(request: Request) -> Response:
     return await trio.to_thread.run_sync(_ranked, body, texts, scores, usage)
 
 
-def _ranked(body: RerankRequest, texts: Sequence[str], scores: Sequence[float], usage: PromptUsage) -> Response:
+def _ranked(
+    body: bodies.RerankRequest, texts: Sequence[str], scores: Sequence[float], usage: bodies.PromptUsage
+) -> Response:
     _check_finite(scores)
     best = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
     results = [
-        Ranked(
+        bodies.Ranked(
             index=index,
             relevance_score=_logistic(scores[index]),
-            **({"document": RankedDocument(text=texts[index])} if body.return_documents else {}),
+            **({"document": bodies.RankedDocument(text=texts[index])} if body.return_documents else {}),
         )
         for index in best
     ]
-    return answered(RerankAnswer(id=new_id("rerank-"), model=body.model, results=results, usage=usage))
+    return answered(bodies.RerankAnswer(id=new_id("rerank-"), model=body.model, results=results, usage=usage))
 
 
 async def rerank_by_cohere(request: Request) -> Response:
@@ -109,7 +99,7 @@ def _logistic(score: float) -> float:
 
 async def classify(request: Request) -> Response:
     """The probability of each label for each text."""
-    body = await read_json(request, ClassifyRequest)
+    body = await read_json(request, bodies.ClassifyRequest)
     texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
         found = await engine.inside.classify(texts, body.priority, wait=True, told=counts.append)
@@ -117,16 +107,18 @@ async def classify(request: Request) -> Response:
     return await trio.to_thread.run_sync(_classified, body, found, usage)
 
 
-def _classified(body: ClassifyRequest, found: Sequence[dict[str, float]], usage: PromptUsage) -> Response:
+def _classified(body: bodies.ClassifyRequest, found: Sequence[dict[str, float]], usage: bodies.PromptUsage) -> Response:
     data = [
-        Classified(index=index, label=max(labels, key=lambda one: labels[one]), probabilities=labels)
+        bodies.Classified(index=index, label=max(labels, key=lambda one: labels[one]), probabilities=labels)
         for index, labels in enumerate(found)
     ]
-    return answered(ClassifyAnswer(id=new_id("classify-"), object="list", model=body.model, data=data, usage=usage))
+    return answered(
+        bodies.ClassifyAnswer(id=new_id("classify-"), object="list", model=body.model, data=data, usage=usage)
+    )
 
 
-def _usage(request: Request, counts: Sequence[int]) -> PromptUsage:
+def _usage(request: Request, counts: Sequence[int]) -> bodies.PromptUsage:
     """Returns the number of tokens that were read, and notes it for the access log."""
     tokens = sum(counts)
     exchange_of(request).ended(None, tokens=tokens)
-    return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)
+    return bodies.PromptUsage(prompt_tokens=tokens, total_tokens=tokens)
