@@ -86,33 +86,21 @@ def head_of(answered: bytes) -> tuple[int, dict[str, str]]:
 
 
 async def test_who_connects_while_the_server_drains_gets_503_and_is_told_when_to_come_again() -> None:
+    """A probe sees that the server drains. A connection that was kept has one more answer."""
     async with draining() as drain:
-        for _ in range(3):
-            status, fields = head_of(await drain.place.told(CHAT + b"}"))
+        for asked in (CHAT + b"}", OPENING):
+            status, fields = head_of(await drain.place.told(asked))
             assert (status, fields["retry-after"], fields["connection"]) == (503, "5", "close")
-        status, fields = head_of(await drain.place.told(OPENING))
-        assert (status, fields["retry-after"], fields["connection"]) == (503, "5", "close")
-        assert head_of(await drain.finish())[0] == 400, "the request that ran had its answer: {} is no conversation"
-
-
-async def test_a_probe_sees_that_the_server_drains() -> None:
-    async with draining() as drain:
-        for _ in range(2):
-            found = await drain.place.told(HEALTH)
-            status, fields = head_of(found)
-            told = json.loads(found.partition(b"\r\n\r\n")[2])
-            assert (status, fields["connection"]) == (503, "close")
-            assert (told["live"], told["ready"], told["draining"], told["running"]) == (True, False, True, 1)
-        assert head_of(await drain.finish())[0] == 400
-
-
-async def test_a_connection_that_was_kept_has_one_more_answer() -> None:
-    async with draining() as drain:
+        found = await drain.place.told(HEALTH)
+        status, fields = head_of(found)
+        told = json.loads(found.partition(b"\r\n\r\n")[2])
+        assert (status, fields["connection"]) == (503, "close")
+        assert (told["live"], told["ready"], told["draining"], told["running"]) == (True, False, True, 1)
         with trio.fail_after(PATIENCE):
             status, fields = head_of(await said(drain.idle, CHAT + b"}" + HEALTH))
         assert (status, fields["connection"]) == (503, "close")
-        found = await drain.finish()
-        assert head_of(found)[1]["connection"] == "close"
+        status, fields = head_of(await drain.finish())
+        assert (status, fields["connection"]) == (400, "close"), "the request that ran had its answer"
 
 
 async def test_nobody_is_accepted_when_the_last_request_has_ended() -> None:

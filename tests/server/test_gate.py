@@ -103,23 +103,20 @@ async def test_who_has_no_key_takes_no_place_of_those_who_have_one(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_request_that_reads_takes_no_place(server: Server, autojump_clock: Any) -> None:
-    """But the server's end waits for it."""
+async def test_a_request_that_works_takes_a_place_and_one_that_reads_takes_none(
+    server: Server, autojump_clock: Any
+) -> None:
+    """But the server's end waits for both."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Asked(server, "GET", "/v1/models", KEY, hangs=True).run)
-        await trio.testing.wait_all_tasks_blocked()
-        assert (len(server.exchanges), len(server.counted)) == (1, 0)
-        assert (await Asked(server, "POST", "/v1/chat/completions", KEY).run()).status == 400
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_request_that_works_takes_a_place(server: Server, autojump_clock: Any) -> None:
-    async with trio.open_nursery() as nursery:
-        first = Asked(server, "POST", "/v1/chat/completions", KEY, hangs=True)
-        nursery.start_soon(first.run)
-        await trio.testing.wait_all_tasks_blocked()
-        assert (await Asked(server, "POST", "/v1/chat/completions", KEY).run()).status == 429
-        first.leaves.set()
+        reads = Asked(server, "GET", "/v1/models", KEY, hangs=True)
+        works = Asked(server, "POST", "/v1/chat/completions", KEY, hangs=True)
+        for one, counts, status in ((reads, (1, 0), 400), (works, (2, 1), 429)):
+            nursery.start_soon(one.run)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (len(server.exchanges), len(server.counted)) == counts
+            assert (await Asked(server, "POST", "/v1/chat/completions", KEY).run()).status == status
+        reads.leaves.set()
+        works.leaves.set()
         await trio.testing.wait_all_tasks_blocked()
         assert (len(server.exchanges), len(server.counted)) == (0, 0)
         assert (await Asked(server, "POST", "/v1/chat/completions", KEY).run()).status == 400
