@@ -22,7 +22,7 @@ from typing import Any, Self
 import trio
 from attrs import define, field
 from hypercorn.config import Config
-from hypercorn.typing import ConnectionState
+from hypercorn.typing import AppWrapper, ConnectionState
 from hypercorn.utils import wrap_app
 
 from ..core.budget import Budget
@@ -149,8 +149,9 @@ class Listener:
     async def run(self, app: Application, budget: Budget | None = None) -> None:
         """Serves until `close` is called and every connection has ended. Messages take their memory from ``budget``."""
         self._shared.budget = budget or self._shared.budget
+        plain: Any = app  # hypercorn has narrower types for messages
         async with trio.open_nursery() as nursery:
-            take = partial(self._take, nursery, app)
+            take = partial(self._take, nursery, wrap_app(plain, self._config.wsgi_max_body_size, "asgi"))
             try:
                 with self._accepting:
                     await self._accept(trio.SocketListener(trio.socket.from_stdlib_socket(self._socket)), take)
@@ -198,14 +199,18 @@ class Listener:
                 self._give_way()
                 await trio.sleep(_ROOM_SECONDS)
 
-    def _take(self, nursery: trio.Nursery, app: Application, stream: trio.SocketStream) -> None:
+    def _take(self, nursery: trio.Nursery, app: AppWrapper, stream: trio.SocketStream) -> None:
         is_full = len(self.connections) >= self.settings.max_connections and not self._give_way()
         if is_full and len(self.connections) >= self.settings.max_connections + _RESERVED:
             nursery.start_soon(_turn_away, stream, b"" if self._tls else _FULL)
             return
         patient = PatientStream(stream, self.settings.send_seconds)
-        self.connections[patient] = self._connection(app, patient, reserved=is_full)
-        nursery.start_soon(self._handle, patient, self.connections[patient])
+        on_top: Any = patient
+        if self._tls is not None:
+            on_top = trio.SSLStream(patient, self._tls, server_side=True, https_compatible=True)
+        connection = Connection(app, self._config, self._shared, ConnectionState({"reserved": is_full}), on_top)
+        self.connections[patient] = connection
+        nursery.start_soon(self._handle, patient, connection)
 
     def _give_way(self) -> bool:
         """Closes the connection for whose client the server has waited longest, first of all one without a request.
@@ -240,14 +245,6 @@ class Listener:
         if count:
             more = f" ({count:,} times since the last such line)" if count > 1 else ""
             _log.warning(what + "%s", one_line(why), more)
-
-    def _connection(self, app: Application, stream: PatientStream, *, reserved: bool) -> Connection:
-        on_top: Any = stream
-        if self._tls is not None:
-            on_top = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        plain: Any = app  # hypercorn has narrower types for messages
-        wrapped = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
-        return Connection(wrapped, self._config, self._shared, ConnectionState({"reserved": reserved}), on_top)
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:

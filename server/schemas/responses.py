@@ -43,14 +43,7 @@ class InputImage(Body):
     detail: Literal["auto", "low", "high"] | None = unused()
 
 
-class InputAudio(Body):
-    """Audio in base64."""
-
-    type: Literal["input_audio"]
-    input_audio: chat.InputAudio
-
-
-InputPart = Annotated[InputText | InputImage | InputAudio, Field(discriminator="type")]
+InputPart = Annotated[InputText | InputImage | chat.AudioPart, Field(discriminator="type")]
 
 
 class InputMessage(ReadBack):
@@ -267,13 +260,10 @@ def _content(content: str | list[Any] | None) -> str | list[Any]:
     return [_part(part) for part in content] if isinstance(content, list) else content or ""
 
 
-def _part(part: InputText | InputImage | InputAudio) -> chat.TextPart | chat.ImagePart | chat.AudioPart:
-    match part:
-        case InputImage():
-            return chat.ImagePart(type="image_url", image_url=chat.ImageUrl(url=part.image_url))
-        case InputAudio():
-            return chat.AudioPart(type="input_audio", input_audio=part.input_audio)
-    return chat.TextPart(type="text", text=part.text)
+def _part(part: InputText | InputImage | chat.AudioPart) -> chat.TextPart | chat.ImagePart | chat.AudioPart:
+    if isinstance(part, InputImage):
+        return chat.ImagePart(type="image_url", image_url=chat.ImageUrl(url=part.image_url))
+    return chat.TextPart(type="text", text=part.text) if isinstance(part, InputText) else part
 
 
 class OutputText(AnswerBody):

@@ -70,18 +70,9 @@ def test_a_request_is_told_stage_by_stage_to_its_end() -> None:
     }  # fmt: skip
 
 
-def test_an_encoder_output_is_told_state_by_state_to_its_end() -> None:
-    _, changes = heard(
-        e.EntryReserved("k", 3, time=1.0),
-        e.EncodeDispatched(("k",), 1, time=2.0),
-        e.EncodeDone(("k",), time=3.0),
-        e.EntryHeld("k", "r/0", time=3.0),
-        e.EntryReleased("k", "r/0", time=4.0),
-        e.FreeSent(("k",), time=5.0),
-        e.EntryFreed(("k",), time=6.0),
-    )
-    assert [one["state"] for one in changes] == ["reserved", "encoding", "idle", "held", "idle", "freeing", "absent"]
-    assert changes[0] == {"entry": "k", "model": "m", "state": "reserved", "at": 1.0, "bytes": 3}
+def test_an_encoder_output_is_told_with_its_bytes() -> None:
+    _, [change] = heard(e.EntryReserved("k", 3, time=1.0))
+    assert change == {"entry": "k", "model": "m", "state": "reserved", "at": 1.0, "bytes": 3}
 
 
 @pytest.mark.parametrize(
@@ -115,13 +106,6 @@ def test_an_error_of_a_load_is_told_by_its_type() -> None:
         description=None,
     )
     assert model_figures(failed, Overview())["error"] == "CheckpointError"
-
-
-def test_an_engine_that_is_gone_leaves_no_encoder_output_behind() -> None:
-    """One that failed may not have freed them."""
-    watchers, changes = heard(e.EntryReserved("k", 3, time=1.0), e.StageReached("channels closed", time=2.0))
-    assert changes[-1]["state"] == "absent"
-    assert state_message(watchers.states, 1, 3.0)["entries"] == []
 
 
 # -- the queue of a watcher --------------------------------------------------------------------------------------------
