@@ -91,57 +91,40 @@ def test_a_cluster_without_its_package_says_what_to_install(monkeypatch: pytest.
     monkeypatch.delitem(vars(serve), "replicas")  # others find what is installed
 
 
+def demo_server(*, aligner: Engine | None = None, memory_budget: int | None = None, **setting: Any) -> Server:
+    specs = {"demo": ModelSpec(demo.checkpoint(), config=EngineConfig(**setting))}
+    return Server(ServerSettings(port=0), Engines(specs, memory_budget=memory_budget), aligner=aligner)
+
+
+NO_TEMPLATE = "--chat-template is given for WhisperForConditionalGeneration, which has no conversations; allowed: deco"
+TOO_LARGE = "allowed: --memory-budget=1048576, 1.0 MiB, for all models together"
+SMALLER = "--max-model-len, by --kv-dtype='bfloat16', or by --quantization='int8'"
+
+
 @pytest.mark.real_time  # the port is bound before the model is loaded
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("given", "messages"),
     [
-        ({"max_positions": 449}, "--max-model-len=449; allowed: up to 448, the positions of WhisperForConditional"),
-        (
-            {"chat_template": "{{ x }}"},
-            "--chat-template is given for WhisperForConditionalGeneration, which has no conversations; allowed: deco",
-        ),
+        ({"max_positions": 449}, ["triolet: --max-model-len=449; allowed: up to 448, the positions of WhisperFor"]),
+        ({"chat_template": "{{ x }}"}, [f"triolet: {NO_TEMPLATE}"]),
+        ({"memory_budget": 1 << 20}, ["triolet: the model 'demo' is estimated to need ", TOO_LARGE, SMALLER]),
+        ({"aligner": 449}, ["--max-model-len=449; allowed: up to 448"]),
+        ({"aligner": 0}, ["does not align texts; allowed: Qwen3-ForcedAligner and CTC models"]),
     ],
+    ids=str,
 )
-def test_a_setting_that_does_not_fit_the_model_ends_the_start(
-    setting: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+def test_what_can_never_be_loaded_ends_the_start_in_the_words_of_the_command(
+    given: dict[str, Any], messages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = ModelSpec(demo.checkpoint(), config=EngineConfig(**setting))
+    """A model that is too large, though it would be loaded by its first request alone."""
+    if "aligner" in given:
+        config = EngineConfig(max_positions=given["aligner"])
+        given = {"aligner": Engine(demo.checkpoint(), config=config)}
     with serve.make_context("serve", ["demo"]):
-        assert _run(Server(ServerSettings(port=0), Engines({"demo": spec})), preload=True) == FAILED
-    assert capsys.readouterr().err.startswith(f"triolet: {message}")
-
-
-@pytest.mark.real_time
-def test_a_model_that_can_never_be_loaded_ends_the_start_in_the_words_of_the_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Though it would be loaded by its first request alone."""
-    with serve.make_context("serve", ["demo"]):
-        server = Server(ServerSettings(port=0), Engines({"demo": demo.checkpoint()}, memory_budget=1 << 20))
-        assert _run(server, preload=False) == FAILED
+        assert _run(demo_server(**given), preload=given.keys() <= {"max_positions", "chat_template"}) == FAILED
     told = capsys.readouterr().err
-    assert told.startswith("triolet: the model 'demo' is estimated to need ")
-    assert "allowed: --memory-budget=1048576, 1.0 MiB, for all models together" in told
-    assert "--max-model-len, by --kv-dtype='bfloat16', or by --quantization='int8'" in told
+    assert all(message in told for message in messages)
     assert "_kv" not in told.partition("allowed")[2]
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize(
-    ("positions", "message"),
-    [
-        (449, "--max-model-len=449; allowed: up to 448"),
-        (0, "does not align texts; allowed: Qwen3-ForcedAligner and CTC models"),
-    ],
-)
-def test_an_aligner_that_cannot_be_used_ends_the_start(
-    positions: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    aligner = Engine(demo.checkpoint(), config=EngineConfig(max_positions=positions))
-    with serve.make_context("serve", ["demo"]):
-        server = Server(ServerSettings(port=0), Engines({"demo": demo.checkpoint()}), aligner=aligner)
-        assert _run(server, preload=False) == FAILED
-    assert message in capsys.readouterr().err
 
 
 def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
