@@ -35,7 +35,7 @@ def make_app(server: Server) -> Application:
     @cache  # it takes a third of a second
     def told() -> bytes:
         document = openapi(ENDPOINTS, version("triolet"), server.engines.names, keys=bool(server.settings.api_keys))
-        return JSONResponse(document).body
+        return bytes(JSONResponse(document).body)
 
     async def document(_: Request) -> Response:
         return Response(await trio.to_thread.run_sync(told, limiter=server.reading), media_type="application/json")

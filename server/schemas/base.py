@@ -36,7 +36,7 @@ def up_to(most: int, least: int = 0) -> Any:
 
 def unused(why: str = "") -> Any:
     """Returns the default of a member that is accepted and changes nothing, and its description."""
-    return Field(None, description=f"Accepted and not used: {why}." if why else "Accepted and not used.")
+    return Field(default=None, description=f"Accepted and not used: {why}." if why else "Accepted and not used.")
 
 
 def only(allowed: object, why: str) -> BeforeValidator:
@@ -114,7 +114,7 @@ class Ignored(Body):
 class StreamOptions(Body):
     """``stream_options`` of a request."""
 
-    include_usage: bool | None = Field(None, description="Send a last event with the usage.")
+    include_usage: bool | None = Field(default=None, description="Send a last event with the usage.")
     include_obfuscation: bool | None = unused()
 
 
@@ -125,24 +125,24 @@ class SamplingBody(Ignored):
     model: Name
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy. Default: 1.")
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    n: int | None = Field(None, ge=1, le=128)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="0 is greedy. Default: 1.")
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    n: int | None = Field(default=None, ge=1, le=128)
     stop: _Stop | Annotated[list[_Stop], up_to(64)] | None = None
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     logit_bias: dict[_TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
-        None, max_length=1_024, description="Numbers to add to the logits, by token id."
+        default=None, max_length=1_024, description="Numbers to add to the logits, by token id."
     )
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Default: a fresh seed.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Default: a fresh seed.")
     top_k: _TopK | None = None
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    repetition_penalty: float | None = Field(None, ge=0.001, le=1_000.0)
-    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(default=None, ge=0.001, le=1_000.0)
+    min_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = Field(None, description="Default: true, but false with tools.")
+    skip_special_tokens: bool | None = Field(default=None, description="Default: true, but false with tools.")
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
-    priority: int | None = Field(None, ge=-100, le=100, description="Smaller numbers run first.")
+    priority: int | None = Field(default=None, ge=-100, le=100, description="Smaller numbers run first.")
 
     @model_validator(mode="after")
     def _streams(self) -> Self:

@@ -43,7 +43,9 @@ class InputAudio(Body):
     """Audio in base64, in any format that FFmpeg reads."""
 
     data: str = Field(min_length=1)
-    format: str | None = Field(None, max_length=32, description="Accepted and not used: the data show the format.")
+    format: str | None = Field(
+        default=None, max_length=32, description="Accepted and not used: the data show the format."
+    )
 
 
 class AudioPart(Body):
@@ -109,10 +111,10 @@ class ChatMessage(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[ContentPart], up_to(MOST_PARTS)] | None = None
-    name: Name | None = Field(None, description="Given to the chat template.")
+    name: Name | None = Field(default=None, description="Given to the chat template.")
     tool_calls: Annotated[list[ToolCall], up_to(MOST_TOOLS)] | None = None
     tool_call_id: Name | None = None
-    reasoning_content: Text | None = Field(None, description="Given to the chat template.")
+    reasoning_content: Text | None = Field(default=None, description="Given to the chat template.")
     refusal: None = unused()
     parsed: Unread = unused(_READ_BY_THE_CLIENT)
     provider_specific_fields: Unread = unused("a member of LiteLLM's")
@@ -139,7 +141,7 @@ class Function(Body):
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")
     description: Text | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
+    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema.")
     strict: bool | None = None
 
 
@@ -192,8 +194,8 @@ class NamedSchema(Body):
 
     name: str = Field(min_length=1, max_length=64)
     description: Text | None = None
-    schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
-    strict: bool | None = Field(None, description="The schema is always followed.")
+    schema_: Annotated[dict[str, Any], Field(alias="schema", default_factory=dict)]
+    strict: bool | None = Field(default=None, description="The schema is always followed.")
 
 
 class JsonSchemaFormat(Body):
@@ -210,16 +212,18 @@ class ChatRequest(SamplingBody):
     """A conversation that the model goes on with."""
 
     messages: Annotated[list[ChatMessage], up_to(MOST_MESSAGES, 1)]
-    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], up_to(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], up_to(8)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Given to the chat template, as vLLM does.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Given to the chat template, as vLLM does."
+    )
     reasoning_effort: Unread = unused("give the template's variables in chat_template_kwargs")
     verbosity: Unread = unused()
     prediction: Unread = unused("draft tokens come from the text itself")

@@ -21,11 +21,11 @@ class CompletionRequest(SamplingBody):
     """Text, or tokens, that the model goes on with."""
 
     prompt: Text | Annotated[list[Text], up_to(2_048, 1)] | TokenIds | Annotated[list[TokenIds], up_to(2_048, 1)]
-    max_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="Default: 16.")
-    logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool | None = Field(None, description="Begin the answer with the prompt.")
-    best_of: None = Field(None, description="Accepted only as null: use n.")
-    suffix: None = Field(None, description="Accepted only as null.")
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="Default: 16.")
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = Field(default=None, description="Begin the answer with the prompt.")
+    best_of: None = Field(default=None, description="Accepted only as null: use n.")
+    suffix: None = Field(default=None, description="Accepted only as null.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:

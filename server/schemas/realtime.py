@@ -16,7 +16,7 @@ class Pcm(Body):
     """16-bit samples, little-endian, mono."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
-    rate: int = Field(24_000, ge=8_000, le=96_000)
+    rate: int = Field(default=24_000, ge=8_000, le=96_000)
 
 
 class G711(Body):
@@ -41,7 +41,9 @@ class TurnDetection(Body):
     """The server finds where somebody speaks."""
 
     type: Literal["server_vad", "semantic_vad"] = "server_vad"
-    silence_duration_ms: int | None = Field(None, ge=100, le=10_000, description="The silence that ends an utterance.")
+    silence_duration_ms: int | None = Field(
+        default=None, ge=100, le=10_000, description="The silence that ends an utterance."
+    )
     threshold: float | None = unused()
     prefix_padding_ms: int | None = unused()
     idle_timeout_ms: int | None = unused()
@@ -110,7 +112,7 @@ class OldSession(Body):
 
 
 class _ClientEvent(Body):
-    event_id: str | None = Field(None, max_length=512)
+    event_id: str | None = Field(default=None, max_length=512)
 
 
 class Update(_ClientEvent):

@@ -39,7 +39,7 @@ class InputImage(Body):
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1)
-    file_id: Annotated[None, only(None, _NO_FILES)] = Field(None, description=_NO_FILES)
+    file_id: Annotated[None, only(None, _NO_FILES)] = Field(default=None, description=_NO_FILES)
     detail: Literal["auto", "low", "high"] | None = unused()
 
 
@@ -138,7 +138,7 @@ class SchemaFormat(chat.NamedSchema):
 class TextOptions(Body):
     """The form of the text."""
 
-    format: chat.TextFormat | chat.JsonObjectFormat | SchemaFormat | None = Field(None, discriminator="type")
+    format: chat.TextFormat | chat.JsonObjectFormat | SchemaFormat | None = Field(default=None, discriminator="type")
     verbosity: Unread = unused()
 
 
@@ -146,26 +146,30 @@ class ResponsesRequest(SamplingBody):
     """Items that the model goes on with."""
 
     input: Text | Annotated[list[InputItem], up_to(chat.MOST_MESSAGES, 1)]
-    instructions: Text | None = Field(None, description="A system message before the input.")
-    max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    instructions: Text | None = Field(default=None, description="A system message before the input.")
+    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], up_to(chat.MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, max_length=8
+        default=None, max_length=8
     )
     reasoning: Unread = unused()
-    truncation: Literal["disabled"] | None = Field(None, description="Longer input is refused.")
-    background: Annotated[Literal[False] | None, only(False, _STAYS)] = Field(None, description=_STAYS)
-    previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(None, description=_NOTHING_IS_STORED)
-    conversation: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(None, description=_NOTHING_IS_STORED)
-    prompt: Annotated[None, only(None, _NO_PROMPTS)] = Field(None, description=_NO_PROMPTS)
+    truncation: Literal["disabled"] | None = Field(default=None, description="Longer input is refused.")
+    background: Annotated[Literal[False] | None, only(False, _STAYS)] = Field(default=None, description=_STAYS)
+    previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(
+        default=None, description=_NOTHING_IS_STORED
+    )
+    conversation: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(default=None, description=_NOTHING_IS_STORED)
+    prompt: Annotated[None, only(None, _NO_PROMPTS)] = Field(default=None, description=_NO_PROMPTS)
     max_tool_calls: Unread = unused("it limits OpenAI's own tools")
     prompt_cache_retention: Unread = unused()
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Given to the chat template, as vLLM does.")
-    n: Literal[1] | None = Field(None, description="Only 1, since a response is one answer.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Given to the chat template, as vLLM does."
+    )
+    n: Literal[1] | None = Field(default=None, description="Only 1, since a response is one answer.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:

@@ -23,36 +23,39 @@ class SpeechForm(Body):
 
     model: Name
     language: Short | None = Field(
-        None, description="The spoken language, as a code or an English name. Default: the model detects it."
+        default=None, description="The spoken language, as a code or an English name. Default: the model detects it."
     )
     prompt: Text | None = Field(
-        None, description="Text that the model reads before the audio, to learn names and spelling."
+        default=None, description="Text that the model reads before the audio, to learn names and spelling."
     )
     hotwords: Words | None = Field(
-        None, description="Names and words that the model reads before every window, as a text or a list."
+        default=None, description="Names and words that the model reads before every window, as a text or a list."
     )
     vad_filter: bool | None = Field(
-        None, description="Skip stretches without voice, which is the default; false: read everything."
+        default=None, description="Skip stretches without voice, which is the default; false: read everything."
     )
     speakers: Short | None = Field(
-        None, description="Find out who speaks: any, a number of speakers, or the least and the most, such as 2-5."
+        default=None,
+        description="Find out who speaks: any, a number of speakers, or the least and the most, such as 2-5.",
     )
     audio_track: Short | None = Field(
-        None, description="The audio track that is read: its number, from 1 on, or its language."
+        default=None, description="The audio track that is read: its number, from 1 on, or its language."
     )
     response_format: str = "json"
-    max_line_width: Least = Field(None, description="The most characters of a line in subtitles.")
-    max_line_count: Least = Field(None, description="The most lines of a subtitle, beside max_line_width.")
-    max_words_per_line: Least = Field(None, description="The most words of a subtitle.")
-    temperature: Share = Field(0.0, description="0: beam search, and higher temperatures where the text is not good.")
-    beam_size: int | None = Field(None, ge=1, le=64)
-    best_of: int | None = Field(None, ge=1, le=64)
+    max_line_width: Least = Field(default=None, description="The most characters of a line in subtitles.")
+    max_line_count: Least = Field(default=None, description="The most lines of a subtitle, beside max_line_width.")
+    max_words_per_line: Least = Field(default=None, description="The most words of a subtitle.")
+    temperature: Share = Field(
+        default=0.0, description="0: beam search, and higher temperatures where the text is not good."
+    )
+    beam_size: int | None = Field(default=None, ge=1, le=64)
+    best_of: int | None = Field(default=None, ge=1, le=64)
     condition_on_previous_text: bool | None = None
     multilingual: bool | None = Field(
-        None, description="Detect the language of each window, for speech that changes its language."
+        default=None, description="Detect the language of each window, for speech that changes its language."
     )
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    priority: int = Field(0, ge=-100, le=100, description="Smaller numbers run first.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    priority: int = Field(default=0, ge=-100, le=100, description="Smaller numbers run first.")
 
     @property
     def subtitles(self) -> dict[str, Any]:
@@ -80,13 +83,13 @@ class TranscriptionForm(SpeechForm):
     known_speaker_references: Annotated[list[Text], up_to(10)] = Field(
         default_factory=list, description="Audio in which the speaker of each name speaks alone, as data: URLs."
     )
-    keywords: Words | None = Field(None, description="The same as hotwords, which OpenAI calls keywords.")
+    keywords: Words | None = Field(default=None, description="The same as hotwords, which OpenAI calls keywords.")
     timestamp_granularities: Annotated[list[Literal["word", "segment"]], up_to(8)] = Field(
         default_factory=list, description="The times in verbose_json, and in the events of a stream in json."
     )
     stream: bool = False
     chunking_strategy: Literal["auto"] | ServerVad | None = Field(
-        None, description="Cut the audio at pauses, and read the parts at the same time."
+        default=None, description="Cut the audio at pauses, and read the parts at the same time."
     )
     include: Annotated[list[Literal["logprobs"]], up_to(8)] = Field(
         default_factory=list, description="The log-probabilities of tokens, in the format json."

@@ -13,17 +13,17 @@ from .base import AnswerBody, Body, Name, Text, up_to
 class TokenizeRequest(Body):
     """A prompt, or a conversation with its tools."""
 
-    model: Name | None = Field(None, description="By default the only one that is served.")
+    model: Name | None = Field(default=None, description="By default the only one that is served.")
     prompt: Text | None = None
     messages: Annotated[list[chat.ChatMessage], up_to(chat.MOST_MESSAGES, 1)] | None = None
     tools: Annotated[list[chat.Tool], up_to(chat.MOST_TOOLS)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Given to the chat template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Given to the chat template.")
     add_special_tokens: bool | None = Field(
-        None, description="False: no special tokens around the prompt. A chat template writes its own."
+        default=None, description="False: no special tokens around the prompt. A chat template writes its own."
     )
-    return_token_strs: bool | None = Field(None, description="The answer has each token as a text, too.")
-    add_generation_prompt: Literal[True] | None = Field(None, description="A turn always begins.")
-    continue_final_message: Literal[False] | None = Field(None, description="A turn always begins.")
+    return_token_strs: bool | None = Field(default=None, description="The answer has each token as a text, too.")
+    add_generation_prompt: Literal[True] | None = Field(default=None, description="A turn always begins.")
+    continue_final_message: Literal[False] | None = Field(default=None, description="A turn always begins.")
 
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeRequest:
@@ -61,7 +61,7 @@ class TokenizeAnswer(AnswerBody):
 class DetokenizeRequest(Body):
     """Tokens of a model."""
 
-    model: Name | None = Field(None, description="By default the only one that is served.")
+    model: Name | None = Field(default=None, description="By default the only one that is served.")
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(262_144)]
 
 

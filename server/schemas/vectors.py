@@ -31,7 +31,10 @@ class EmbeddingRequest(_TextsRequest, Ignored):
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(
-        None, ge=1, le=1_000_000, description="Keep only this many numbers of each vector, and scale it to length 1."
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Keep only this many numbers of each vector, and scale it to length 1.",
     )
 
     @field_validator("input", mode="before")
@@ -81,7 +84,7 @@ class RerankRequest(Body):
     model: Name
     query: Text
     documents: Annotated[list[Text | Document], up_to(2_048, 1)]
-    top_n: int | None = Field(None, ge=1, description="The number of best documents to return. Default: all.")
+    top_n: int | None = Field(default=None, ge=1, description="The number of best documents to return. Default: all.")
     return_documents: bool = True
     priority: Level = 0
 
