@@ -273,9 +273,9 @@ def _peers(folder: Path, known: dict[str, tuple[str, ...]], kind: str, how: dict
 
 def _writes_english_alone(whisper: Path) -> bool:
     """Returns whether the checkpoint knows English alone, and does not translate."""
-    from ..models.checkpoints.settings import Settings
+    from ..models.checkpoints.settings import FileSettings
 
-    written = Settings.read_if_there(whisper / "generation_config.json")
+    written = FileSettings.read_if_there(whisper / "generation_config.json")
     return written is not None and written.get("is_multilingual") is False
 
 
