@@ -125,8 +125,6 @@ def read_diarizer_checkpoint(plain: FileSettings) -> DiarizerCheckpoint | None:
         architecture=LOADER,
         tokenizer=None,
         eos_token_ids=(),
-        suppress_token_ids=(),
-        begin_suppress_token_ids=(),
         stamps=stamps,
         config=config,
         shape=DecoderShape(layers=0, kv_heads=1, head_dim=1, hidden=hidden, vocabulary=1, positions=1),

@@ -48,8 +48,6 @@ def read_frame_checkpoint(plain: FileSettings) -> FrameCheckpoint | None:
         shape=family.shape(folder, config),
         tokenizer=_ungrouped(read_tokenizer(folder)),
         eos_token_ids=(emissions.blank,),
-        suppress_token_ids=(),
-        begin_suppress_token_ids=(),
         stamps=stamps,
     )
 

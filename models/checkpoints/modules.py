@@ -42,8 +42,8 @@ class AnyCheckpoint:
     architecture: str
     tokenizer: Any = field(repr=False, eq=False)
     eos_token_ids: tuple[int, ...]
-    suppress_token_ids: tuple[int, ...]
-    begin_suppress_token_ids: tuple[int, ...]
+    suppress_token_ids: tuple[int, ...] = ()
+    begin_suppress_token_ids: tuple[int, ...] = ()
     stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that was read for this
 
     def changed_files(self) -> tuple[str, ...]:

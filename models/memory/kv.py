@@ -48,15 +48,9 @@ class PagedKV:
         """Returns a new pool for the same layers and heads with ``pages`` pages, on the same or another device, in the
         same or another dtype."""
         layers, _, _, width = self._pool.shape
-        return PagedKV.allocate(
-            layers=layers,
-            pages=pages,
-            page_size=page_size,
-            heads=self.heads,
-            width=width // 2,
-            dtype=dtype or self.dtype,
-            device=device or self._pool.device,
-        )
+        pool = self._pool.new_empty(layers, pages + 1, page_size, width, dtype=dtype, device=device)
+        pool[:, pages] = 0
+        return PagedKV(page_size, pages, self.heads, pool)
 
     def enter(self, chunks: Sequence[Chunk]) -> None:
         """Zeroes the pages whose first position is written by one of ``chunks``."""

@@ -56,16 +56,9 @@ class CrossKV:
 
     def another(self, slots: int, dtype: torch.dtype | None = None) -> CrossKV:
         """Returns a new pool of ``slots`` slots of the same shape, in the same or another dtype."""
-        layers, _, _, heads, embeddings, head_dim = self._pool.shape
-        return CrossKV.allocate(
-            layers=layers,
-            slots=slots,
-            heads=heads,
-            embeddings=embeddings,
-            head_dim=head_dim,
-            dtype=dtype or self._pool.dtype,
-            device=self._pool.device,
-        )
+        layers, _, _, *sizes = self._pool.shape
+        pool = self._pool.new_empty(layers, 2, slots, *sizes, dtype=dtype)
+        return CrossKV(slots, self.embeddings, pool, [0] * slots, [0] * slots)
 
     @property
     def layers(self) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from attrs import field, fields_dict, frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from ...core.request import EncoderItem
 from ..architectures.streamed_encoder import AudioPiece, hear_on
-from ..memory.encoder_states import EncoderState, EncoderStates
+from ..memory.encoder_states import EncoderStates
 from ..memory.module import TransformerModel
 
 
@@ -39,10 +39,8 @@ class ItemEncoder:
         piece."""
         piece = job.payload
         assert self.states is not None, "a piece is heard, but the encoder hears whole items"
-        state = self.states.take(piece.follows)
-        known = {} if state is None else {name: getattr(state, name) for name in fields_dict(EncoderState)}
-        rows, now = hear_on(self.model.module, piece, known)
+        rows, state = hear_on(self.model.module, piece, self.states.take(piece.follows))
         assert len(rows) == job.embeddings, f"item {job.key!r} has {len(rows)} embeddings, not {job.embeddings}"
         if not piece.last:
-            self.states.keep(job.key, EncoderState(**now))
+            self.states.keep(job.key, state)
         return rows

@@ -16,7 +16,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ...core.errors import CheckpointError
-from ...core.request import LogitRules, most_tokens
+from ...core.request import most_tokens
 from ...core.speech import SAMPLING, Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut, continuing
 from ..architectures.conversations import Rendered, render
 from ..architectures.prompts import MediaPreparer
@@ -217,11 +217,10 @@ class PlacedSpeech(PlainSpeech):
         prepared = self._preparer.prepare(prompt, audio=[sound.heard])
         token_ids = (*prepared.token_ids, *ask.begun)
         most = _LEAST_TOKENS + _TOKENS * len(sound.samples) // self.model.sampling_rate
-        suppress = self.model.suppress_token_ids if ask.suppress is None else ask.suppress
         return Draft(
             token_ids=token_ids,
             items=prepared.items,
-            rules=LogitRules(suppress=suppress, begin_suppress=self.model.begin_suppress_token_ids),
+            rules=self.rules(ask.suppress),
             max_tokens=max(min(most, most_tokens(self.model.max_positions, len(token_ids), prepared.items)), 1),
         )
 

@@ -88,11 +88,15 @@ class PlainSpeech:
         """Returns the draft of a window's text."""
         prompt = (*self.prompt(sound, ask), *ask.begun)
         most = max(self.model.max_positions - len(prompt), 1)
-        suppress = self.model.suppress_token_ids if ask.suppress is None else ask.suppress
-        rules = LogitRules(suppress=suppress, begin_suppress=self.model.begin_suppress_token_ids)
+        rules = self.rules(ask.suppress)
         if self.model.generation is not None:
             rules = self.model.generation.of(rules, prompt_length=len(prompt), max_tokens=most)
         return Draft(token_ids=prompt, items=(sound.item,), rules=rules, max_tokens=most)
+
+    def rules(self, suppress: tuple[int, ...] | None = None) -> LogitRules:
+        """Returns the rules of a text; ``suppress``: tokens in place of those that the checkpoint suppresses."""
+        own = self.model.suppress_token_ids if suppress is None else suppress
+        return LogitRules(suppress=own, begin_suppress=self.model.begin_suppress_token_ids)
 
     def prompt(self, sound: Sound, ask: Ask) -> tuple[int, ...]:  # noqa: ARG002  (for other prompts)
         """Returns the tokens before the text."""
