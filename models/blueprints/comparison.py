@@ -241,19 +241,11 @@ class _Witness:
                 f"layers {self.layers}",
             )
         self.layers.append(request.layer)
-        sizes = (request.kv_heads, request.head_dim, request.value_dim)
-        if sizes != (shape.kv_heads, shape.head_dim, shape.head_dim):
-            raise _refusal(
-                self.checkpoint,
-                f"has a layer {request.layer} with keys and values of {request.kv_heads} heads by {request.head_dim} "
-                f"and {request.value_dim}, but config.json says {shape.kv_heads} by {shape.head_dim}",
-            )
-        if request.window != shape.windows[request.layer]:
-            raise _refusal(
-                self.checkpoint,
-                f"has a layer {request.layer} with a window of {request.window} positions, but config.json says "
-                f"{shape.windows[request.layer]}",
-            )
+        sizes = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "value_dim": shape.head_dim}
+        for name, written in {**sizes, "window": shape.windows[request.layer]}.items():
+            if (asked := getattr(request, name)) != written:
+                told = f"has a layer {request.layer} with {name}={asked}, but config.json says {written}"
+                raise _refusal(self.checkpoint, told)
 
     def check(self) -> None:
         """Refuses the model if some layer did not call attention in the step. Something else mixes the positions

@@ -104,7 +104,7 @@ def test_a_model_on_another_device_shares_what_is_shared(start):
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
         ({"attention_chunk_size": 8}, "chunks of 8 positions"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
-        ({"sliding_window": 16}, "window of None positions, but config.json says 16"),
+        ({"sliding_window": 16}, "with window=None, but config.json says 16"),
         ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
         ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
         ({"model_type": "nothing"}, "'nothing'"),

@@ -14,6 +14,16 @@ MEMINFO = {"/proc/meminfo": "MemTotal: 1000 kB\nMemAvailable:    800 kB\nHugePag
 STAT = "anon 5\ninactive_file 10240\ntotal_inactive_file 10240\n"
 
 
+def group(folder, **files):
+    """Files of a cgroup in ``folder``, by their names with an underline for each point."""
+    return {f"/sys/fs/cgroup/{folder}/{name.replace('_', '.', 1)}": str(told) for name, told in files.items()}
+
+
+def limited(most):
+    """The files of a cgroup of version 1."""
+    return {"memory_limit_in_bytes": most, "memory_usage_in_bytes": 307_200}
+
+
 def hyperthreads(count):
     """Of ``count`` physical cores, two each: 0 and ``count``, 1 and ``count`` + 1, ..."""
     cpus = "/sys/devices/system/cpu"
@@ -32,14 +42,7 @@ def hyperthreads(count):
         ({"/proc/self/cgroup": "0::/docker/not-here\n", "/sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2.0),
         ({"/sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2.0),
         ({**V1, "/sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us": "-1\n"}, None),
-        (
-            {
-                **V1,
-                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "250000\n",
-                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            2.5,
-        ),
+        ({**V1, **group("cpu", cpu_cfs_quota_us="250000\n", cpu_cfs_period_us="100000\n")}, 2.5),
         ({**V2, "/sys/fs/cgroup/service/cpu.max": ""}, None),
     ],
 )
@@ -88,42 +91,10 @@ def test_the_environment_decides_about_threads_where_it_says_something():
         ({}, None),
         (MEMINFO, 800 * 1024),
         ({**V2, **MEMINFO, "/sys/fs/cgroup/service/engine/memory.max": "max\n"}, 800 * 1024),
-        (
-            {
-                **V2,
-                **MEMINFO,
-                "/sys/fs/cgroup/service/memory.max": "409600\n",
-                "/sys/fs/cgroup/service/memory.current": "307200\n",
-                "/sys/fs/cgroup/service/memory.stat": STAT,
-            },
-            112_640,
-        ),
-        (
-            {
-                **V1,
-                **MEMINFO,
-                "/sys/fs/cgroup/memory/memory.limit_in_bytes": "409600\n",
-                "/sys/fs/cgroup/memory/memory.usage_in_bytes": "307200\n",
-                "/sys/fs/cgroup/memory/memory.stat": STAT,
-            },
-            112_640,
-        ),
-        (
-            {
-                **V1,
-                **MEMINFO,
-                "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-                "/sys/fs/cgroup/memory/memory.usage_in_bytes": "307200\n",
-            },
-            800 * 1024,
-        ),
-        (
-            {
-                "/sys/fs/cgroup/memory.max": "100\n",
-                "/sys/fs/cgroup/memory.current": "200\n",
-            },
-            0,
-        ),
+        ({**V2, **MEMINFO, **group("service", memory_max=409_600, memory_current=307_200, memory_stat=STAT)}, 112_640),
+        ({**V1, **MEMINFO, **group("memory", **limited(409_600), memory_stat=STAT)}, 112_640),
+        ({**V1, **MEMINFO, **group("memory", **limited(9_223_372_036_854_771_712))}, 800 * 1024),
+        ({"/sys/fs/cgroup/memory.max": "100\n", "/sys/fs/cgroup/memory.current": "200\n"}, 0),
     ],
 )
 def test_free_memory_is_the_least_of_the_machine_and_its_cgroups(files, free):
@@ -135,14 +106,7 @@ def test_free_memory_is_the_least_of_the_machine_and_its_cgroups(files, free):
     [
         ({}, None),
         ({**V2, "/sys/fs/cgroup/service/engine/memory.max": "max\n"}, None),
-        (
-            {
-                **V2,
-                "/sys/fs/cgroup/service/engine/memory.max": "500\n",
-                "/sys/fs/cgroup/service/memory.max": "400\n",
-            },
-            400,
-        ),
+        ({**V2, **group("service/engine", memory_max=500), **group("service", memory_max=400)}, 400),
         ({**V1, "/sys/fs/cgroup/memory/memory.limit_in_bytes": "409600\n"}, 409_600),
         ({**V1, "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
     ],

@@ -270,7 +270,7 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
 
 
-@settings(max_examples=max(20, settings().max_examples // 2 - 200))
+@settings(max_examples=max(12, settings().max_examples // 2 - 200))
 @given(
     name=st.sampled_from(list(CONFIGS)),
     seed=st.integers(0, 2**32 - 1),
