@@ -38,22 +38,6 @@ _TAKES: Mapping[type[AnyBlueprint], frozenset[str]] = {
 }
 """The settings that a kind of model takes, of those that not all kinds take."""
 
-_REFUSALS: Mapping[str, tuple[Callable[[EngineConfig], str], str]] = {
-    "chat_template": (
-        lambda config: "" if config.chat_template is None else "chat_template",
-        ", which has no conversations; allowed: decoders. Leave it out",
-    ),
-    "quantization": (
-        lambda config: "" if config.quantization is None else f"quantization={config.quantization!r}",
-        "; allowed: Whisper, decoders and encoders. Use quantization=None",
-    ),
-    "speculation": (
-        lambda config: "speculation" if isinstance(config.speculation, Speculation) else "",
-        ", which reads frames; allowed: speculation='auto' or None",
-    ),
-}
-"""For each such setting, what was given, as text, and the end of the refusal where the setting is not taken."""
-
 
 def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     """Returns the blueprint of the checkpoint ``model``, a folder or hub id.
@@ -103,9 +87,19 @@ def _check(blueprint: AnyBlueprint) -> None:
     """
     config, name, most = blueprint.config, blueprint.checkpoint.architecture, blueprint.decoder.positions
     takes = _TAKES[type(blueprint)] - (set() if blueprint.kind is Kind.DECODER else {"chat_template"})
-    for setting, (given, told) in _REFUSALS.items():
-        if setting not in takes and (got := given(config)):
-            raise InvalidRequest(f"{got} is given for {name}{told}")
+    speculation = config.speculation if isinstance(config.speculation, Speculation) else None
+    refusals = {  # the setting, what is told of it, and the end of the refusal
+        "chat_template": (config.chat_template, "chat_template", ", which has no conversations; allowed: decoders"),
+        "quantization": (
+            config.quantization,
+            f"quantization={config.quantization!r}",
+            "; allowed: Whisper, decoders and encoders",
+        ),
+        "speculation": (speculation, "speculation", ", which reads frames; allowed: speculation='auto' or None"),
+    }
+    for setting, (given, told, allowed) in refusals.items():
+        if given is not None and setting not in takes:
+            raise InvalidRequest(f"{told} is given for {name}{allowed}. Leave it out")
     blueprint.check_kv_dtype(blueprint.not_native())
     check_sizes(config, blueprint.sizes)
     if config.max_positions > most:

@@ -102,25 +102,21 @@ class Network:
         Raises:
             InvalidRequest: the model cannot read a payload.
         """
-        raise AssertionError(f"{type(self).__name__} has no encoder, but was given {len(jobs)} items")
+        raise self._cannot("encode", jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         """Writes the cross-attention KV of one encoder output."""
-        raise AssertionError(
-            f"{type(self).__name__} has no cross-attention slots, but was given {tuple(output.shape)} for slot {slot}"
-        )
+        raise self._cannot("write a slot", slot, output.shape)
 
     def start(self, record: Record) -> None:
         """Prepares for a sequence, before its first chunk."""
-        raise AssertionError(f"{type(self).__name__} cannot start a sequence, but was given {record.start.sequence_id}")
+        raise self._cannot("start a sequence", record)
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
         """Returns the embeddings [rows, hidden] or the tokens [rows] of a step, and its rows, for a `Runner`."""
-        raise AssertionError(
-            f"{type(self).__name__} cannot be fed, but was given {len(feeds)} chunks, {wanted} and {outputs}"
-        )
+        raise self._cannot("be fed", feeds, wanted, outputs)
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         """Feeds one or more chunks, and returns the wanted logits.
@@ -132,19 +128,20 @@ class Network:
         Returns:
             Logits, float32 [wanted, vocabulary], which the caller may overwrite.
         """
-        raise AssertionError(
-            f"{type(self).__name__} has no logits, but was asked for {wanted} of {len(feeds)} chunks and {outputs}"
-        )
+        raise self._cannot("give logits", feeds, wanted, outputs)
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
         """Feeds chunks of sequences with a `Pooling`. Returns a vector for each chunk that ends its prompt, otherwise
         ``None``."""
-        raise AssertionError(f"{type(self).__name__} gives no vectors, but was given {len(feeds)} chunks and {outputs}")
+        raise self._cannot("give vectors", feeds, outputs)
 
     def align(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[AlignedTokens | None]:
         """Feeds chunks of sequences with an `Alignment`. Returns an answer for each chunk that ends its prompt,
         otherwise ``None``."""
-        raise AssertionError(f"{type(self).__name__} aligns nothing, but was given {len(feeds)} chunks and {outputs}")
+        raise self._cannot("align", feeds, outputs)
+
+    def _cannot(self, what: str, *given: object) -> AssertionError:
+        return AssertionError(f"{type(self).__name__} cannot {what}, but was given {given!r:.300}")
 
 
 @frozen(kw_only=True, eq=False)
