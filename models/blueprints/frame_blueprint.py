@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from attrs import frozen
@@ -15,7 +14,6 @@ from ..checkpoints.loading import load_module
 from ..memory.budget import KVSizes
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.frame_states import FrameSlots, FrameStates
-from ..networks.encoder_decoder import encode_alike
 from ..networks.frame_network import FrameNetwork
 from ..networks.item_encoder import ItemEncoder
 from .blueprint import ModuleBlueprint, Own, Parts
@@ -57,7 +55,8 @@ class FrameBlueprint(ModuleBlueprint):
         family, shape = self.checkpoint.family, self.checkpoint.shape
         encoder = ItemEncoder(
             model=model,
-            together=partial(encode_alike, family, model),
+            family=family,
+            alike=True,
             states=own("encoder_states", EncoderStates()) if family.causal else None,
         )
         states = FrameStates.allocate(

@@ -21,7 +21,7 @@ from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..native.decoders import CausalDecoder
 from ..native.runner import Runner
-from ..networks.causal import CausalDecode, CausalNetwork, encode_together
+from ..networks.causal import CausalDecode, CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
@@ -99,8 +99,7 @@ class TextBlueprint(ModuleBlueprint):
         items: ItemEncoder | None = None
         if checkpoint.family is not None:
             states = own("encoder_states", EncoderStates()) if self.state_bytes else None
-            together = partial(encode_together, checkpoint.family, model)
-            items = ItemEncoder(model=model, together=together, states=states)
+            items = ItemEncoder(model=model, family=checkpoint.family, states=states)
         paged = own("self_kv", self.allocate_pages())
         network = CausalNetwork(
             model=model,

@@ -249,14 +249,6 @@ class CausalDecode:
         evolve(self, model=self.model.to(place), paged=pages)(inputs.on(place))
 
 
-def encode_together(family: Family, model: TransformerModel, jobs: Sequence[EncoderItem]) -> list[Tensor]:
-    """Encodes items, as `Network.encode` does. All items share a launch."""
-    outputs = family.encode(model.module, [job.payload for job in jobs])
-    for job, output in zip(jobs, outputs, strict=True):
-        assert len(output) == job.embeddings, f"item {job.key!r} has {len(output)} embeddings, not {job.embeddings}"
-    return outputs
-
-
 def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:
     """Returns the tokens of a step that only decodes, and their positions as the model counts them. ``None``: the step
     does more than decode."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ...core.errors import UnsupportedModel
 from ...core.request import EncoderItem
 from ..architectures.crossed_family import CrossedFamily, Forward, told
-from ..architectures.frame_family import FrameFamily
 from ..attention.cross_attention import CROSSED, CrossCall, WriteCall, register_crossed
 from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedStep
@@ -26,6 +25,7 @@ from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.module import TransformerModel, forwards
 from ..memory.slots import CrossStep
 from ..native.crossed_decoder import CrossedDecoder
+from .item_encoder import ItemEncoder
 from .network import CrossedNetwork, Feed
 
 
@@ -73,7 +73,7 @@ class EncoderDecoderNetwork(CrossedNetwork):
         self.decoder.set_attn_implementation(implementation or CROSSED)
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
-        return encode_alike(self.family, self.model, jobs)
+        return ItemEncoder(model=self.model, family=self.family, alike=True).encode(jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         """Writes the keys and values that each cross-attention module computes from ``output``. Each module is called
@@ -129,25 +129,6 @@ class EncoderDecoderNetwork(CrossedNetwork):
         output: Any = BaseModelOutput(last_hidden_state=hidden)
         output.attention_mask = None  # some encoders add this
         return output
-
-
-def encode_alike(
-    family: CrossedFamily | FrameFamily, model: TransformerModel, jobs: Sequence[EncoderItem]
-) -> list[Tensor]:
-    """Encodes items, as `Network.encode` does. Only items of the same length share a launch, since padding could change
-    the output of a shorter item."""
-    outputs: dict[str, Tensor] = {}
-    by_shape: dict[object, list[EncoderItem]] = {}
-    for job in jobs:
-        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(job.payload.items()))
-        by_shape.setdefault(shapes, []).append(job)
-    for alike in by_shape.values():
-        found = family.encode(model.module, [job.payload for job in alike])
-        outputs.update(zip([job.key for job in alike], found, strict=True))
-    for job in jobs:
-        length = len(outputs[job.key])
-        assert length == job.embeddings, f"item {job.key!r} has {length} embeddings, not {job.embeddings}"
-    return [outputs[job.key] for job in jobs]
 
 
 def _keep(forward: Callable[..., Any], rows: Tensor, call: PagedCall, *args: Any, **kwargs: Any) -> Any:
