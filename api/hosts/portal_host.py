@@ -12,8 +12,7 @@ import trio
 
 from ...actors.supervisor import leaving
 from ...core.errors import EngineStateError
-from ..speech.elsewhere import reachable
-from ..speech.options import TranscribeOptions
+from ..speech.options import TranscribeOptions, reachable
 from .trio_engine import TrioEngine
 from .trio_thread import TrioThread
 

@@ -11,8 +11,7 @@ import trio
 
 from ...actors.process import Process
 from ...core.errors import EngineStateError
-from ..speech.elsewhere import reachable
-from ..speech.options import TranscribeOptions
+from ..speech.options import TranscribeOptions, reachable
 from .state import State, foreign
 from .trio_engine import TrioEngine
 

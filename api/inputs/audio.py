@@ -33,7 +33,6 @@ from .sources import (
     check_rate,
     check_values,
     opened,
-    with_track,
 )
 from .timeline import AudioFault, FaultLog, Timeline
 
@@ -268,14 +267,13 @@ def load_audio(
     *,
     sampling_rate: int = SAMPLING_RATE,
     most_seconds: float = math.inf,
-    audio_track: int | str | None = None,
 ) -> Samples:
     """Returns the audio of ``source`` as mono samples, float32, shape (n,), at ``sampling_rate`` Hz.
 
     A source is a path, bytes, a binary file object or an array. Files and bytes may have any sampling rate and
     channels: channels are averaged, and soxr converts the rate. A file object is read from its position to its end and
-    left open. ``audio_track`` chooses among the tracks of a film by its number, from 1 on, or by its language. ``None``
-    is the track that the file marks as its default, or else the first.
+    left open. Of a film it is the track that the file marks as its default, or else the first; `with_track` chooses
+    another one.
 
     A sample's place is its time in the file. Where a track begins late or its times leave out a part, there is silence;
     so it is where less than 0.1 s is damaged, or a sample is NaN or infinite. It is an error if more is damaged, or if
@@ -297,7 +295,7 @@ def load_audio(
         UnsupportedAudio: the source is not audio, cut short, damaged, without an audio stream, or empty.
     """
     check_rate(sampling_rate, "sampling_rate", InvalidRequest)
-    blocks = open_blocks(with_track(source, audio_track), sampling_rate)
+    blocks = open_blocks(source, sampling_rate)
     with closing(blocks):
         blocks.check_bound(most_seconds)
         found = blocks.read(most_seconds * sampling_rate + 1)

@@ -25,7 +25,7 @@ from attrs import define, evolve, frozen
 
 from ...core.plan import AlignedTokens
 from ..outputs.results import Word
-from ..speech.words import TextWord, WordRules, timed_word
+from ..speech.words import SENTENCE_ENDS, TextWord, WordRules, timed_word
 
 Words = tuple[TextWord, ...]
 
@@ -98,7 +98,6 @@ def text_of(words: Sequence[TextWord]) -> str:
 # ---- the times of words ----------------------------------------------------------------------------------------------
 
 
-_SENTENCE_ENDS = (".", "。", "!", "！", "?", "？")
 _LONGEST_USUAL = 0.7  # seconds: the most that counts as a word's usual duration, however slowly somebody speaks
 
 
@@ -214,7 +213,7 @@ def cut(words: Sequence[TimedWord], stable: int, start: float) -> tuple[int, flo
         start: the beginning of the utterance's audio, in seconds.
     """
     whole = [count for count in range(1, stable + 1) if _is_whole(words, count) and _border(words, count) > start]
-    sentences = [count for count in whole if words[count - 1].word.text.strip().endswith(_SENTENCE_ENDS)]
+    sentences = [count for count in whole if words[count - 1].word.text.strip().endswith(SENTENCE_ENDS)]
     if not whole:
         return None
     count = (sentences or whole)[-1]

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from triolet import ContextLengthExceeded, InvalidRequest, TranscribeOptions, Word
 from triolet.api.inputs.audio import content_key, load_audio
+from triolet.api.inputs.sources import with_track
 from triolet.core.request import Alignment
 from triolet_testing.sim import SimExecutor
 from triolet_testing.sim_model import START, expected_alignment
@@ -105,7 +106,7 @@ async def test_what_cannot_be_aligned_is_refused_by_name(bench: Bench) -> None:
 async def test_the_track_of_a_film_is_chosen(bench: Bench) -> None:
     film = film_of_two_tracks()
     async with bench.engine() as engine:
-        first, second = [await engine.align(load_audio(film, audio_track=one), TEXT) for one in (1, 2)]
+        first, second = [await engine.align(load_audio(with_track(film, one)), TEXT) for one in (1, 2)]
         assert first != second
         for track, words in ((None, second), (1, first), ("de", first), ("eng", second)):
             assert await engine.align(film, TEXT, audio_track=track) == words

@@ -14,6 +14,7 @@ from attrs import define, evolve, field, frozen
 
 from triolet import InvalidRequest, TranscribeOptions, Turn
 from triolet.api.inputs.audio import content_key, load_audio
+from triolet.api.inputs.sources import with_track
 from triolet.core.model import Kind, ModelDescription
 from triolet.core.request import EncoderItem, Placeholder
 from triolet_testing.sim import SimExecutor
@@ -129,7 +130,7 @@ async def test_what_cannot_be_diarized_is_refused_by_name(bench: Bench) -> None:
 async def test_the_track_of_a_film_is_chosen(bench: Bench) -> None:
     film = film_of_two_tracks()
     async with bench.engine() as engine:
-        first, second = [await engine.diarize(load_audio(film, audio_track=one)) for one in (1, 2)]
+        first, second = [await engine.diarize(load_audio(with_track(film, one))) for one in (1, 2)]
         assert first != second
         for track, found in ((None, second), (1, first), ("de", first), ("eng", second)):
             assert await engine.diarize(film, audio_track=track) == found

@@ -22,6 +22,7 @@ from triolet.api.inputs.audio import Blocks, Samples, load_audio, open_blocks
 from triolet.api.inputs.containers import Joined, Watch
 from triolet.api.inputs.decoding import Decoding, _Opened
 from triolet.api.inputs.recording import Recording
+from triolet.api.inputs.sources import with_track
 from triolet.api.inputs.timeline import AudioFault, FaultLog, Timeline
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 
@@ -345,7 +346,7 @@ def test_joined_files_are_heard_to_the_last(first: str, second: str) -> None:
     [(None, 900), (1, 400), (2, 900), ("2", 900), ("de", 400), ("deu", 400), ("German", 400), ("en-US", 900)],
 )
 def test_the_default_track_is_read_unless_another_is_chosen(track: Any, pitch: float) -> None:
-    samples = load_audio(film_of_two_tracks(), audio_track=track)
+    samples = load_audio(with_track(film_of_two_tracks(), track))
     assert pitches(samples)[0] == pytest.approx(pitch, abs=8)
 
 
@@ -373,7 +374,7 @@ async def test_the_tracks_are_listed_once() -> None:
 )
 def test_a_track_that_is_none_is_refused(source: Any, track: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        load_audio(source, audio_track=track)
+        load_audio(with_track(source, track))
 
 
 # ---- samples that are no numbers -------------------------------------------------------------------------------------
