@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,6 @@ from attrs import evolve
 
 from triolet import ContextLengthExceeded, Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, Transcript
 from triolet.models.networks.ctc_path import best_path
-
-from ..checkpoints.families import make_checkpoint
 
 TEXTS = (
     " Turn the heating off, please; it's 22 degrees.",
@@ -47,8 +46,8 @@ def reference(folder: Path, samples: Any, text: str, language: str | None) -> li
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("qwen3_aligner", tmp_path_factory.mktemp("qwen3_aligner"))
+def folder(made: Callable[[str], Path]) -> Path:
+    return made("qwen3_aligner")
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -84,9 +83,11 @@ async def test_words_and_times_are_those_of_transformers_alone_and_together(
 
 
 @pytest.mark.real_time
-def test_a_transcription_takes_its_words_from_the_engine_of_an_aligner(folder: Path, tmp_path: Path) -> None:
+def test_a_transcription_takes_its_words_from_the_engine_of_an_aligner(
+    folder: Path, made: Callable[[str], Path]
+) -> None:
     """On trio, on asyncio, and in threads."""
-    speech, samples = make_checkpoint("qwen3_asr", tmp_path), sound(4, 3)
+    speech, samples = made("qwen3_asr"), sound(4, 3)
     options: dict[str, Any] = {"timestamps": "word", "voice_activity": "off", "max_new_tokens": 24}
     config = EngineConfig(dtype="float32", device="cpu", verify=True)
 
@@ -140,8 +141,8 @@ async def test_words_of_japanese_are_those_of_nagisa(folder: Path, monkeypatch: 
 
 
 @pytest.fixture(scope="module")
-def ctc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("parakeet_ctc", tmp_path_factory.mktemp("parakeet_ctc"))
+def ctc(made: Callable[[str], Path]) -> Path:
+    return made("parakeet_ctc")
 
 
 def likeliest(folder: Path, samples: Any, words: list[str]) -> list[tuple[float, float]]:

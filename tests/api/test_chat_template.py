@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,22 +34,20 @@ async def test_prompts_and_the_format_of_tool_calls_are_those_of_the_given_templ
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    ("family", "template", "message"),
     [
-        ("{% if x %}\n{{ y }", "line 2 of chat_template: "),
-        ("{{ x }}\n\n{{ x | nothing }}", "line 3 of chat_template: No filter named 'nothing'"),
+        ("llama", "{% if x %}\n{{ y }", "line 2 of chat_template: "),
+        ("llama", "{{ x }}\n\n{{ x | nothing }}", "line 3 of chat_template: No filter named 'nothing'"),
+        ("demo", HERMES, r"chat_template is given for .*, which has no conversations"),
+        ("bart", HERMES, r"chat_template is given for .*, which has no conversations"),
+        ("bert", HERMES, r"chat_template is given for .*, which has no conversations"),
     ],
 )
-def test_a_template_that_cannot_be_read_is_reported_with_its_line(template: str, message: str, tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_read_or_used_is_refused(
+    family: str, template: str, message: str, made: Callable[[str], Path]
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        estimate(make_checkpoint("llama", tmp_path), evolve(CONFIG, chat_template=template))
-
-
-@pytest.mark.parametrize("family", ["demo", "bart", "bert"])
-def test_a_model_without_conversations_refuses_a_template(family: str, tmp_path: Path) -> None:
-    folder = demo.checkpoint() if family == "demo" else make_checkpoint(family, tmp_path)
-    with pytest.raises(InvalidRequest, match=r"chat_template is given for .*, which has no conversations"):
-        estimate(folder, CONFIG)
+        estimate(demo.checkpoint() if family == "demo" else made(family), evolve(CONFIG, chat_template=template))
 
 
 def test_the_name_of_a_file_is_not_a_template() -> None:

@@ -6,6 +6,7 @@ import io
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ from triolet import demo
 from triolet.api.inputs import images
 from triolet.api.inputs.images import load_image, pixels_of
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedImage
-
-from ..checkpoints.families import make_checkpoint
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 
@@ -131,34 +130,28 @@ def test_whatever_a_decoder_raises_the_image_cannot_be_read(monkeypatch: pytest.
         load_image(png())
 
 
-async def test_a_model_of_text_tells_what_it_reads(tmp_path: Path) -> None:
-    """Also when it is asked to transcribe: before the file is opened."""
-    async with triolet.Engine(make_checkpoint("llama", tmp_path)) as engine:
-        with pytest.raises(
-            InvalidRequest, match="the request has image, but LlamaForCausalLM reads only text; leave it out"
+async def test_a_model_of_text_tells_what_it_reads(made: Callable[[str], Path]) -> None:
+    """Also when it is asked to transcribe: before the file is opened. Halves of surrogate pairs, which file names and
+    arguments that are no text have, are no text."""
+    reads, half = "the request has {}, but LlamaForCausalLM reads only text; leave it out", r"a text has '\\udcff' at"
+    image: list[Any] = [{"role": "user", "content": [{"type": "image"}]}]
+    async with triolet.Engine(made("llama")) as engine:
+        for ask, told in (
+            (partial(engine.generate, "hi", images=[png()]), reads.format("image")),
+            (partial(engine.generate, messages=image), reads.format("image")),
+            (partial(engine.generate, "hi", audio="absent.wav"), reads.format("audio")),
+            (partial(engine.transcribe, "absent.wav"), "LlamaForCausalLM cannot transcribe; allowed: models of speech"),
+            (partial(engine.generate, "hi\udcff"), rf"{half} character 2: half of a surrogate pair"),
+            (partial(engine.generate, messages=[{"role": "user", "content": "hi\udcff"}]), "half of a surrogate pair"),
+            (partial(engine.generate, prompt_token_ids=[]), r"the prompt has no tokens; allowed: 1 token or more$"),
         ):
-            await engine.generate("hi", images=[png()])
-        with pytest.raises(
-            InvalidRequest, match="the request has audio, but LlamaForCausalLM reads only text; leave it out"
-        ):
-            await engine.generate("hi", audio="absent.wav")
-        with pytest.raises(InvalidRequest, match="LlamaForCausalLM cannot transcribe; allowed: models of speech"):
-            await engine.transcribe("absent.wav")
+            with pytest.raises(InvalidRequest, match=told):
+                await ask()
         with pytest.raises(InvalidRequest, match=r"cannot transcribe"):
             async with engine.stream_transcription("absent.wav"):
                 pass
-
-
-async def test_text_that_is_none_is_refused_to_its_caller(tmp_path: Path) -> None:
-    """Halves of surrogate pairs, as file names and arguments that are no text have."""
-    told = r"a text has '\\udcff' at character 2: half of a surrogate pair"
-    async with triolet.Engine(make_checkpoint("llama", tmp_path)) as engine:
-        with pytest.raises(InvalidRequest, match=told):
-            await engine.generate("hi\udcff")
-        with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
-            await engine.generate(messages=[{"role": "user", "content": "hi\udcff"}])
     async with triolet.Engine(demo.checkpoint()) as engine:
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=half):
             await engine.generate("hi\udcff", audio=np.zeros(16_000, np.float32))
 
 
@@ -250,12 +243,14 @@ def test_an_orientation_that_cannot_be_followed_is_an_error(monkeypatch: pytest.
         load_image(saved(UPRIGHT, 6))
 
 
-async def test_a_picture_is_encoded_once_in_whatever_orientation_it_comes(tmp_path: Path) -> None:
+async def test_a_picture_is_encoded_once_in_whatever_orientation_it_comes(
+    tmp_path: Path, made: Callable[[str], Path]
+) -> None:
     """The key of its content is of what is shown."""
     path = tmp_path / "turned.png"
     path.write_bytes(saved(STORED[8](UPRIGHT), 8))
     shown = [UPRIGHT, saved(UPRIGHT, 1), saved(STORED[6](UPRIGHT), 6), path, Image.open(path)]
-    async with triolet.Engine(make_checkpoint("qwen2_5_vl", tmp_path / "checkpoint")) as engine:
+    async with triolet.Engine(made("qwen2_5_vl")) as engine:
         texts = set()
         for image in shown:
             content = [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from triolet.api.inputs import lengths, prompts, vectors
 from triolet.api.inputs.lengths import Pause, read_texts
 from triolet.models.architectures import vision
 
-from ..checkpoints.families import make_checkpoint
+Made = Callable[[str], Path]
 
 CONFIG = triolet.EngineConfig(dtype="float32")
 LONG = "and then the cat saw that one " * 20_000
@@ -65,9 +66,9 @@ def said(content: Any, **more: Any) -> dict[str, Any]:
     ids=["a prompt", "content", "parts", "thoughts", "arguments as text", "arguments"],
 )
 async def test_what_is_surely_too_long_is_refused_without_the_tokenizer_and_the_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
+    made: Made, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
 ) -> None:
-    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+    async with triolet.Engine(made("llama"), config=CONFIG) as engine:
         calls, rendered = Calls(monkeypatch, engine.model.tokenizer), list[object]()
         kind = type(engine.model.tokenizer)
         monkeypatch.setattr(kind, "apply_chat_template", lambda *given, **_: rendered.append(given))
@@ -80,17 +81,17 @@ async def test_what_is_surely_too_long_is_refused_without_the_tokenizer_and_the_
 
 
 async def test_texts_that_are_surely_too_long_are_refused_without_the_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with triolet.Engine(make_checkpoint("bert_classifier", tmp_path), config=CONFIG) as engine:
+    async with triolet.Engine(made("bert_classifier"), config=CONFIG) as engine:
         calls = Calls(monkeypatch, engine.model.tokenizer)
         with pytest.raises(triolet.ContextLengthExceeded, match="cut it into pieces"):
             await engine.classify(["a cat", LONG])
         assert calls.texts == []
 
 
-async def test_too_many_tokens_are_refused_before_any_is_looked_at(tmp_path: Path) -> None:
-    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+async def test_too_many_tokens_are_refused_before_any_is_looked_at(made: Made) -> None:
+    async with triolet.Engine(made("llama"), config=CONFIG) as engine:
         most = engine.model.max_positions
         for given in ([-1] * most, np.full(most, -1), torch.full((most,), -1)):
             with pytest.raises(triolet.ContextLengthExceeded, match=f"a prompt of {most} tokens leaves no room"):
@@ -125,11 +126,11 @@ async def test_a_long_prompt_before_speech_is_read_from_its_end(monkeypatch: pyt
     ],
 )
 async def test_whoever_gives_up_waits_for_one_piece_or_one_text(
-    family: str, ask: Any, read: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, ask: Any, read: list[int], made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of which nothing is sure is counted in pieces; between two of them the thread hears of the end."""
     monkeypatch.setattr(lengths, "PIECE", 1_000)
-    async with triolet.Engine(make_checkpoint(family, tmp_path), config=CONFIG) as engine:
+    async with triolet.Engine(made(family), config=CONFIG) as engine:
         monkeypatch.setattr(type(engine.model), "lengths", None)
         calls = Calls(monkeypatch, engine.model.tokenizer)
         calls.hold()
@@ -143,9 +144,9 @@ async def test_whoever_gives_up_waits_for_one_piece_or_one_text(
         assert [len(text) for text in calls.texts] == read
 
 
-async def test_counting_ends_when_there_are_too_many_for_sure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counting_ends_when_there_are_too_many_for_sure(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "PIECE", 1_000)
-    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+    async with triolet.Engine(made("llama"), config=CONFIG) as engine:
         monkeypatch.setattr(type(engine.model), "lengths", None)
         calls = Calls(monkeypatch, engine.model.tokenizer)
         with pytest.raises(triolet.ContextLengthExceeded, match="tokens in its first"):
@@ -154,11 +155,9 @@ async def test_counting_ends_when_there_are_too_many_for_sure(tmp_path: Path, mo
     assert len(calls.texts) < 100
 
 
-async def test_others_have_their_turn_between_two_texts_of_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_others_have_their_turn_between_two_texts_of_many(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "PIECE", 1)
-    async with triolet.Engine(make_checkpoint("bert", tmp_path), config=CONFIG) as engine:
+    async with triolet.Engine(made("bert"), config=CONFIG) as engine:
         calls = Calls(monkeypatch, engine.model.tokenizer)
         calls.hold()
         async with trio.open_nursery() as nursery:
@@ -171,12 +170,12 @@ async def test_others_have_their_turn_between_two_texts_of_many(
 
 
 async def test_media_are_read_before_the_turn_and_their_prompt_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts beside a picture are no way around the turns."""
     image = np.zeros((32, 32, 3), np.uint8)
     query = {"messages": [{"role": "user", "content": [{"type": "image", "image": image}]}], "max_tokens": 1}
-    async with triolet.Engine(make_checkpoint("llava", tmp_path), config=CONFIG) as engine:
+    async with triolet.Engine(made("llava"), config=CONFIG) as engine:
         turns: dict[str, set[int]] = {"load": set(), "read": set(), "tokenize": set()}
         kind = type(engine.model.tokenizer)
 
