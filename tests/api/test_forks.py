@@ -9,11 +9,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import anyio.lowlevel
 import pytest
 import trio
 
@@ -57,9 +59,9 @@ def end_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def make(kind: Any, **settings: Any) -> Any:
+def make(kind: Any, device: Callable[[], SimExecutor] = SimExecutor, **settings: Any) -> Any:
     config = EngineConfig(**{**UNHURRIED, **settings})
-    return kind.from_parts(SimExecutor, ThreadWorker, config=config)
+    return kind.from_parts(device, ThreadWorker, config=config)
 
 
 def fail() -> NoReturn:
@@ -234,19 +236,30 @@ loops = pytest.mark.parametrize("run", [run_trio, run_asyncio], ids=["trio", "as
 @ways
 def test_a_fork_leaves_the_block_of_an_engine_in_an_event_loop(way: str, run: Callable[..., Any]) -> None:
     """Here the parent ends at once. A loop that goes on beside a fork of itself may sleep for ever, with an engine or
-    without one, since both have one epoll."""
+    without one, since both have one epoll. So would a fork that inherits trio's lock while a thread holds it: the
+    device's thread stands still in a step by then."""
     act, expected = WAYS[way]
+
+    def stand_still(*_: object) -> None:
+        held.set()
+        threading.Event().wait()
 
     async def main() -> None:
         here = os.getpid()
-        async with make(Engine) as engine, engine.live():
+        async with make(Engine, lambda: device) as engine, engine.live():
             await engine.generate(**query(1))
+            device.fault = stand_still
             async with engine.stream(**query(2)):
+                while not held.is_set():
+                    await anyio.lowlevel.checkpoint()
+                if run is run_trio:
+                    trio.lowlevel.current_trio_token().run_sync_soon(int)  # nobody has the lock any more
                 if pid := os.fork():
                     os._exit(5 if end_of(pid) == expected else 6)
                 assert os.getpid() != here
                 act()
 
+    device, held = SimExecutor(), threading.Event()
     assert status_of(lambda: run(main)) == 5
 
 
