@@ -169,10 +169,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         assert self._host is not None, "left before entered"
-        try:
-            return await self._host.__aexit__(kind, error, traceback)
-        finally:
-            del error, traceback
+        return await self._host.__aexit__(kind, error, traceback)
 
     async def aclose(self, drain: float | None = None) -> None:
         """Stops the engine before its block ends, and returns when the device is released. Running requests have

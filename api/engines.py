@@ -148,7 +148,6 @@ class Engines:
             return await self._block.__aexit__(kind, error, traceback)
         finally:
             self._residents = None
-            del error, traceback
 
     @trio.lowlevel.enable_ki_protection
     async def aclose(self, drain: float | None = None) -> None:

@@ -72,10 +72,7 @@ class SyncBlock(AbstractContextManager[Presented_co]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        try:
-            return self._run(partial(self._close, kind, error, traceback))
-        finally:
-            del error, traceback
+        return self._run(partial(self._close, kind, error, traceback))
 
     def _undo(self, error: BaseException) -> Coroutine[Any, Any, object]:
         return self._close(type(error), error, error.__traceback__)
@@ -254,8 +251,6 @@ class SyncEngine:
             if self.inside.state is State.OPEN:  # ^C came before the engine began to end
                 self._run(partial(self._undo, interrupt))
             raise
-        finally:
-            del error, traceback
 
     def open(self) -> None:
         """Opens the engine without a block; `close` ends the engine. If the engine is thrown away, or the interpreter

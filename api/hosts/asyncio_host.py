@@ -8,6 +8,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 import anyio
@@ -36,27 +37,21 @@ class TaskPortal(TrioThread):
         return self._loop.create_future()
 
     @staticmethod
-    async def outlast(hurry: Callable[[], object], *answers: Any) -> asyncio.CancelledError | None:
-        """Implements `TrioThread.outlast`. Returns the first cancellation itself, since anyio recognises its own
+    async def outlast(hurry: Callable[[], object], *answers: Any) -> None:
+        """Implements `TrioThread.outlast`. Raises the first cancellation itself, since anyio recognises its own
         cancellations by their message."""
         try:
             await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError as error:
+        except asyncio.CancelledError:
             hurry()
-            cancelled = error
+            with anyio.CancelScope(shield=True):  # else a cancelled scope of anyio would cancel every further wait
+                while not answers[-1].done():
+                    with suppress(asyncio.CancelledError):  # `Task.cancelling` still counts it
+                        await asyncio.wait(answers[-1:])
+            raise
         except BaseException:  # the coroutine is thrown away or interrupted by ^C, and cannot wait any more
             hurry()
             raise
-        else:
-            return None
-        try:
-            with anyio.CancelScope(shield=True):  # else a cancelled scope of anyio would cancel every further wait
-                while not any(answer.done() for answer in answers):
-                    with suppress(asyncio.CancelledError):  # `Task.cancelling` still counts it
-                        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-            return cancelled
-        finally:
-            del cancelled  # a frame in its own error's traceback would be a reference cycle
 
     async def ask(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Implements `TrioThread.ask` in a task of the loop."""
@@ -120,31 +115,23 @@ class AsyncioHost(PortalHost):
         self._task = None if lasting else weakref.ref(task)
         self._cancelling = task.cancelling()  # earlier cancellations by others
         self._is_leaving = False
-        self._failed = False  # the engine failed, and the host has cancelled ``_task``
         super().__init__(engine, TaskPortal)
 
     async def __aenter__(self) -> object:
         await anyio.lowlevel.checkpoint()  # if the caller is already cancelled, nothing is loaded
         return await super().__aenter__()
 
-    async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._is_leaving = True
-        return await super()._close(body_error, drain=drain and not self._failed)
+        await super().__aexit__(kind, error, traceback)
 
     async def _leaving(self, body_error: BaseException | None, ours: BaseException | None) -> BaseException | None:
         others = self._take_back()
-        try:
-            if others and body_error is not None and is_cancellation(body_error, asyncio.CancelledError):
-                try:
-                    await anyio.lowlevel.checkpoint_if_cancelled()
-                except asyncio.CancelledError as anyios:  # anyio must see its own cancellation, not that of the host
-                    body_error = anyios
-                if ours is not None:
-                    body_error.add_note(f"the engine failed too: {type(ours).__name__}: {ours}")
-                return body_error
+        if not others or body_error is None or not is_cancellation(body_error, asyncio.CancelledError):
             return leaving(body_error, ours, asyncio.CancelledError)
-        finally:
-            del body_error, ours
+        return _noted(await _of_anyio(body_error), ours)
 
     def _engine_failed(self) -> None:
         """Cancels the task, once only, since `_take_back` takes one cancellation back."""
@@ -158,6 +145,22 @@ class AsyncioHost(PortalHost):
         if not self._failed or self._task is None or task is None or task is not self._task():
             return False
         return task.uncancel() > self._cancelling
+
+
+async def _of_anyio(error: BaseException) -> BaseException:
+    """Returns anyio's own cancellation of the present task, which anyio must see, or else ``error``."""
+    try:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+    except asyncio.CancelledError as cancelled:
+        return cancelled
+    return error
+
+
+def _noted(error: BaseException, ours: BaseException | None) -> BaseException:
+    """Returns ``error`` with a note of the engine's own error."""
+    if ours is not None:
+        error.add_note(f"the engine failed too: {type(ours).__name__}: {ours}")
+    return error
 
 
 def running_task() -> asyncio.Task[object]:

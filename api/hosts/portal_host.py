@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ class PortalHost:
 
     lasting = True
     """True if the engine may be without a block. `Engine.aclose` then leaves this host."""
+    _failed = False  # the engine failed, and the host has cancelled the block's body
 
     def __init__(self, engine: TrioEngine, make_portal: type[TrioThread]) -> None:
         reference = weakref.ref(self)  # the running thread must not keep the host alive
@@ -47,16 +48,8 @@ class PortalHost:
     # -- the block ---------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> object:
-        is_open, cancelled = await self._portal.open()
-        if is_open:
-            return self
-        error = await self._close(cancelled, drain=False)
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error, cancelled
-        return self  # the engine was open, and another caller has already closed it
+        await self._outlive(None, self._portal.open())
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -71,26 +64,27 @@ class PortalHost:
         except EngineStateError:
             self._portal.stop()  # does not wait; the device is still released
             raise
-        left = await self._close(error, drain=error is None)
+        await self._outlive(error, self._portal.close(drain=error is None and not self._failed))
+
+    async def _outlive(self, error: BaseException | None, wait: Coroutine[Any, Any, None]) -> None:
+        """Waits for the engine to open or to end. If it has ended, raises the error that leaves the block, unless this
+        is ``error``, with which the body has ended. A second call does not raise the engine's own error again."""
+        body_error, left = error, None
         try:
+            try:
+                await wait
+            except BaseException as cancelled:
+                if not self._portal.has_ended:  # the coroutine is thrown away
+                    raise
+                if body_error is None or isinstance(body_error, (Exception, GeneratorExit)):
+                    body_error = cancelled
+            if self._portal.has_ended:
+                ours = self._portal.joined()
+                left = await self._leaving(body_error, None if self._thrown_away.detach() is None else ours)
             if left is not None and left is not error:
                 raise left
         finally:
-            del error, traceback, left
-
-    async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
-        """Ends the thread, and returns the error that leaves the block. A second call does not return the engine's own
-        error again.
-        """
-        ours, cancelled = await self._portal.close(drain=drain)
-        try:
-            if self._thrown_away.detach() is None:
-                ours = None
-            if cancelled is not None and (body_error is None or isinstance(body_error, (Exception, GeneratorExit))):
-                body_error = cancelled
-            return await self._leaving(body_error, ours)
-        finally:
-            del body_error, ours, cancelled
+            del error, body_error, left  # a frame in its own error's traceback would be a reference cycle
 
     async def _leaving(self, body_error: BaseException | None, ours: BaseException | None) -> BaseException | None:
         """Returns the error that leaves the block, if its body ended with ``body_error`` and the engine with

@@ -16,12 +16,13 @@ import outcome
 import trio
 from attrs import evolve
 
+from ...core.errors import EngineStateError
 from ...core.timings import Timings
 from ..live.session import LiveSession
 from ..outputs.results import Delta, LiveText, Progress, Segment
 from ..outputs.streams import DeltaStream
 from ..speech.transcription import SegmentStream
-from .trio_thread import Answer, Call, TrioThread, captured, nothing, unwrapped
+from .trio_thread import Answer, Call, TrioThread, captured, nothing
 
 Opened = TypeVar("Opened")
 T = TypeVar("T")
@@ -74,26 +75,16 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
     async def __aenter__(self) -> Opened:
         """Enters the block. On the trio side, a task holds the block open until it is left here."""
         opened = self._portal.new_answer()
-        self._holder = holder = self._portal.submit(partial(self._on_trio_hold, opened))
-        cancelled = await self._portal.outlast(partial(self._portal.cancel, holder), opened, holder.answer)
+        self._holder = self._portal.submit(partial(self._on_trio_hold, opened))
+        await self._portal.outlast(partial(self._portal.cancel, self._holder), opened, self._holder.answer)
+        if opened.done():
+            self._view = (opened.result(),)
+            return self._presented()
         try:
-            if cancelled is not None:
-                await self._portal.outlast(nothing, holder.answer)
-                raise cancelled
-            if opened.done():
-                self._view = (opened.result(),)
-                return self._presented()
-            answer, self._holder = holder.answer.result(), None
-            del holder
-            if answer is None:
-                raise self._portal.refuse()
-            try:
-                unwrapped(answer)
-            finally:
-                del answer
-            raise AssertionError("a block ended well before it was left")
+            self._portal.taken(self._holder.answer.result())
         finally:
-            del cancelled
+            self._holder = None
+        raise AssertionError("a block ended well before it was left")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -101,17 +92,10 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         assert self._holder is not None, "left before entered"
         if self._portal.process.is_forked:
             return
-        cancelled: BaseException | None = None
-        try:
-            self._portal.cancel(self._holder)
-            if not self._portal.may_wait(error):
-                return
+        self._portal.cancel(self._holder)
+        if self._portal.may_wait(error):
             self._portal.check()
-            cancelled = await self._portal.outlast(nothing, self._holder.answer)
-            if cancelled is not None:
-                raise cancelled
-        finally:
-            del cancelled, error, traceback
+            await self._portal.outlast(nothing, self._holder.answer)
 
     def __aiter__(self) -> Self:
         return self
@@ -119,31 +103,19 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
     async def __anext__(self) -> T:
         self._portal.check()
         while not self._kept:
-            await self._fetch()
+            try:
+                await self._portal.call(self._on_trio_next)
+            except EngineStateError:  # the engine has ended, and the trio side sends the remaining items
+                if self._holder is not None:
+                    await self._portal.outlast(nothing, self._holder.answer)
+                if not self._kept:
+                    raise
+        return self._portal.taken(self._next())
+
+    def _next(self) -> outcome.Outcome[T]:
         item, view = self._kept.popleft()
         self._view = (view,)
-        try:
-            return unwrapped(item)
-        finally:
-            del item  # a frame in its own error's traceback would be a reference cycle
-
-    async def _fetch(self) -> None:
-        """Waits until the trio side has put an item into ``_kept``."""
-        call = self._portal.submit(self._on_trio_next)
-        cancelled = await self._portal.outlast(partial(self._portal.cancel, call), call.answer)
-        answer = call.answer.result()
-        try:
-            if answer is None and cancelled is None and self._holder is not None:
-                # the engine has ended, and the trio side sends the remaining items
-                cancelled = await self._portal.outlast(nothing, self._holder.answer)
-            if cancelled is not None:
-                raise cancelled
-            if isinstance(answer, outcome.Error):
-                unwrapped(answer)
-            if answer is None and not self._kept:
-                raise self._portal.refuse()
-        finally:
-            del call, cancelled, answer
+        return item
 
     def _keep(self, batch: list[tuple[outcome.Outcome[T], View]]) -> None:
         """Keeps items that have crossed until they are read."""

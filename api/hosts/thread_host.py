@@ -66,15 +66,15 @@ class ThreadAnswer(Generic[T]):
 @frozen(eq=False)
 class Wait:
     """An awaitable with which a coroutine in `run` waits for one of ``answers``. If the thread is interrupted,
-    ``hurry`` is called. The result is then the exception that interrupted the thread, and the coroutine must raise it.
-    Otherwise it is ``None``.
+    ``hurry`` is called, and the coroutine waits for the last of ``answers``. Then the exception that interrupted the
+    thread is raised.
     """
 
     hurry: Callable[[], object]
     answers: tuple[ThreadAnswer[Any], ...]
 
-    def __await__(self) -> Generator[Wait, BaseException | None, BaseException | None]:
-        return (yield self)
+    def __await__(self) -> Generator[Wait, None, None]:
+        yield self
 
 
 @define(eq=False, repr=False)
@@ -90,11 +90,11 @@ class ThreadPortal(TrioThread):
         """Implements `TrioThread.new_answer`."""
         return ThreadAnswer()
 
-    async def outlast(self, hurry: Callable[[], object], *answers: Any) -> BaseException | None:
+    async def outlast(self, hurry: Callable[[], object], *answers: Any) -> None:
         """Implements `TrioThread.outlast`."""
         try:
-            return await Wait(hurry, answers)
-        except BaseException:  # a signal's handler raised between two waits: the coroutine is thrown away
+            await Wait(hurry, answers)
+        except BaseException:  # perhaps a signal's handler raised between two waits: the coroutine is thrown away
             hurry()
             raise
 
@@ -156,18 +156,27 @@ class Interrupts:
         if self._hurry is not None:
             self._hurry()
 
-    def wait(self, wait: Wait) -> BaseException | None:
-        """Sleeps until an answer is set. Returns the exception that has interrupted the thread, or ``None``."""
+    def wait(self, wait: Wait) -> bool:
+        """Sleeps until an answer is set. True if the thread was interrupted; then the last answer is set."""
         bell: Bell = queue.SimpleQueue()
         for answer in wait.answers:
             answer.hang(bell)
         self._hurry = wait.hurry  # before the next line, so that a ^C between them hurries twice, and is not missed
         if self._came is not None:
             wait.hurry()
-        while not any(answer.done() for answer in wait.answers):
+        while True:
+            interrupted = self._came is not None
+            if any(answer.done() for answer in wait.answers[-1 if interrupted else 0 :]):
+                break
             self._sleep(bell, wait)
         self._hurry = None
-        return self._came
+        return interrupted
+
+    def go_on(self, coroutine: Coroutine[Any, Any, object], interrupted: bool) -> Wait:
+        """Runs the coroutine to its next wait. If it was ``interrupted`` in the last one, raises the exception that
+        came there."""
+        wait: Wait = coroutine.throw(self._came) if interrupted and self._came else coroutine.send(None)
+        return wait
 
     def _sleep(self, bell: Bell, wait: Wait) -> None:
         try:
@@ -186,7 +195,7 @@ class Interrupts:
             if came is not None and came is not error:
                 raise came
         finally:
-            del came, error, traceback  # a frame in its own error's traceback would be a reference cycle
+            del came  # a frame in its own error's traceback would be a reference cycle
 
 
 def run(
@@ -209,14 +218,10 @@ def run(
 
 
 def _drive(coroutine: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
-    came: BaseException | None = None
-    while True:
-        try:
-            wait = coroutine.send(came)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            del came  # a frame in its own error's traceback would be a reference cycle
-        came = interrupts.wait(wait)
-        del wait
+    interrupted = False
+    try:
+        while True:
+            interrupted = interrupts.wait(interrupts.go_on(coroutine, interrupted))
+    except StopIteration as end:
+        result: T = end.value
+        return result

@@ -120,7 +120,6 @@ class TrioEngine:
             self._let_go()
             if error is not None:  # else the error would keep frames of the block and of contextlib, which refer to it
                 error.__traceback__ = traceback
-            del error, traceback
 
     def _note_failure(self, error: BaseException) -> None:
         if isinstance(error, Exception):

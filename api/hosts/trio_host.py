@@ -48,10 +48,7 @@ class TrioHost:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._stop)  # does not wait; the device is still released
             raise
-        try:
-            return await self._engine.__aexit__(kind, error, traceback)
-        finally:
-            del error, traceback
+        return await self._engine.__aexit__(kind, error, traceback)
 
     def _check(self) -> None:
         self.process.check()

@@ -57,15 +57,6 @@ class Answer(Protocol[T]):
         """Sets the result, and wakes the callers that wait. Must be called once only."""
 
 
-def unwrapped(answer: outcome.Outcome[T]) -> T:
-    """Returns the value of ``answer``, or raises its error. Callers must not keep ``answer``, since the traceback would
-    refer to it."""
-    try:
-        return answer.unwrap()
-    finally:
-        del answer
-
-
 async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
     """Runs ``operation`` on the trio side, and returns its value or its error. A cancellation is raised."""
     try:
@@ -145,10 +136,10 @@ class TrioThread(ABC):
         """Returns a new answer, which the trio side sets with `tell`."""
 
     @abstractmethod
-    async def outlast(self, hurry: Callable[[], object], *answers: Answer[Any]) -> BaseException | None:
-        """Waits until one of ``answers`` is set, however often the waiting caller is cancelled. The first cancellation
-        calls ``hurry``, which must make sure that an answer comes. Returns this cancellation, or ``None``. The caller
-        must raise it at the end.
+    async def outlast(self, hurry: Callable[[], object], *answers: Answer[Any]) -> None:
+        """Waits until one of ``answers`` is set. If the waiting caller is cancelled, calls ``hurry``, which must make
+        sure that the last one of ``answers`` comes, waits for this one however often the caller is cancelled, and
+        raises the first cancellation.
         """
 
     @abstractmethod
@@ -176,32 +167,36 @@ class TrioThread(ABC):
         self.process.check()
         self._check_caller()
 
-    async def open(self) -> tuple[bool, BaseException | None]:
-        """Enters the resource. Returns whether the resource is open, and the cancellation that came meanwhile, if any.
-        After a cancellation the resource does not count as open. If it is not open, `close` returns the error."""
+    async def open(self) -> None:
+        """Enters the resource. If it cannot be entered, it has ended with the error. So it has if the caller was
+        cancelled, and the cancellation is raised."""
         tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(tokens,), name="triolet-loop", daemon=True)
         self._thread.start()
         self._token = tokens.get()  # takes as long as an empty trio.run
         atexit.register(self._finish)
-        cancelled = await self.outlast(self.stop, self._opened, self._ended)
-        return cancelled is None and not self._ended.done(), cancelled
+        await self.outlast(self.stop, self._opened, self._ended)
 
-    async def close(self, *, drain: bool) -> tuple[BaseException | None, BaseException | None]:
-        """Leaves the resource, and waits until the thread has ended. Without ``drain`` the resource ends as if its
-        surroundings were cancelled.
-
-        Returns the resource's error, and the cancellation that came meanwhile. A cancellation ends the drain, but not
-        the wait."""
+    async def close(self, *, drain: bool) -> None:
+        """Leaves the resource, and waits until it has ended. Without ``drain`` the resource ends as if its surroundings
+        were cancelled. A cancellation of the caller ends the drain, but not the wait, and is raised."""
         if drain:
             self._post(self._on_trio_leave.set)
         else:
             self.stop()
-        cancelled = await self.outlast(self.stop, self._ended)
+        await self.outlast(self.stop, self._ended)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the resource has been left, or was never entered."""
+        return self._ended.done()
+
+    def joined(self) -> BaseException | None:
+        """Returns the error with which the resource has ended, when the thread is gone."""
         assert self._thread is not None, "closed before opened"
         self._thread.join()  # it has nothing left to do
         ended = self._ended.result()
-        return ended.error if isinstance(ended, outcome.Error) else None, cancelled
+        return ended.error if isinstance(ended, outcome.Error) else None
 
     def stop(self) -> None:
         """Ends the resource as if its surroundings were cancelled. Never waits; may be called from any thread."""
@@ -216,20 +211,26 @@ class TrioThread(ABC):
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Runs ``operation`` on the trio side. If the caller is cancelled, the operation is cancelled too, and the
         cancellation is raised when the operation has ended."""
+        return self.taken(await self._answer_to(operation))
+
+    async def _answer_to(self, operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T] | None:
         call = self.submit(operation)
+        await self.outlast(partial(self.cancel, call), call.answer)
+        return call.answer.result()
+
+    def taken(self, answer: outcome.Outcome[T] | None) -> T:
+        """Returns the value of ``answer``, or raises its error. Callers must not keep ``answer``, since the traceback
+        would refer to it.
+
+        Args:
+            answer: that of a call. ``None``: the call was refused, since the resource is not open.
+        """
         try:
-            cancelled = await self.outlast(partial(self.cancel, call), call.answer)
-            answer = call.answer.result()
-        finally:
-            del call
-        try:
-            if cancelled is not None:
-                raise cancelled
             if answer is None:
                 raise self.refuse()
-            return unwrapped(answer)
+            return answer.unwrap()
         finally:
-            del answer, cancelled
+            del answer
 
     def submit(self, operation: Callable[[], Awaitable[T]]) -> Call[T]:
         """Sends ``operation`` to the trio side, and returns the call."""
@@ -252,7 +253,7 @@ class TrioThread(ABC):
         answers: queue.SimpleQueue[outcome.Outcome[T]] = queue.SimpleQueue()
         if not self._post(lambda: answers.put(outcome.capture(function))):
             raise self.refuse()
-        return unwrapped(answers.get())
+        return self.taken(answers.get())
 
     def _post(self, function: Callable[[], object]) -> bool:
         """Orders the trio side to call ``function``. False: the trio side has ended, never began, or is another
@@ -298,7 +299,7 @@ class TrioThread(ABC):
         self._over.set()
         self._to_callers(partial(_resolve, self._ended, ended))
         if self._forsaken:
-            unwrapped(ended)  # no caller is left, so an error goes to `threading.excepthook`
+            ended.unwrap()  # no caller is left, so an error goes to `threading.excepthook`
 
     async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
         tokens.put(trio.lowlevel.current_trio_token())

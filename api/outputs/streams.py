@@ -241,10 +241,7 @@ class StreamBlock(AbstractAsyncContextManager[Opened_co]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        try:
-            return await self._block.__aexit__(kind, error, traceback)
-        finally:
-            del error, traceback
+        return await self._block.__aexit__(kind, error, traceback)
 
     def __aiter__(self) -> NoReturn:
         raise self._unopened()

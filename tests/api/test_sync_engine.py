@@ -165,11 +165,10 @@ def test_it_may_be_closed_by_another_thread_the_moment_it_is_open(
     """Before the thread that opens it is awake."""
     enter = TrioThread.open
 
-    async def slowly(portal: TrioThread) -> tuple[bool, BaseException | None]:
+    async def slowly(portal: TrioThread) -> None:
         await enter(portal)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(engine.close).result()
-        return False, None
 
     engine = bench.engine()
 
