@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import threading
 import wave
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,7 +33,6 @@ from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import WhisperTokens
 from triolet.models.speech.whisper_speech import special_tokens
-from triolet_testing import live_bytes
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8, verify=True)
 OTHER_WAYS: tuple[TranscribeArguments, ...] = (
@@ -133,21 +131,6 @@ async def test_paths_bytes_files_and_arrays_give_the_same(engine: Engine, sample
     assert len(texts) == 1
 
 
-async def test_two_requests_on_one_audio_encode_it_once(engine: Engine) -> None:
-    prompt = [tokens_of(engine).start_id]
-
-    async def ask() -> None:
-        await engine.generate(prompt_token_ids=prompt, audio=noise(), sampling=SamplingParams(max_tokens=8))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)
-        nursery.start_soon(ask)
-    statistics = engine.statistics()
-    assert statistics.encoder_cache.encoded == 1
-    assert statistics.requests.cross_written == 1
-    assert statistics.requests.cross_shared == 1
-
-
 async def test_twelve_clips_are_encoded_in_batches_within_the_budget() -> None:
     trace: list[events.Event] = []
     config = EngineConfig(device="cpu", observer=trace.append, verify=True, encode_batch_embeddings=6000)
@@ -172,39 +155,6 @@ async def test_a_completion_tells_its_usage_and_why_it_ended(engine: Engine) -> 
     assert completion.usage.completion_tokens == 4
     assert len(completion.logprobs) == 4
     assert all(value <= 0 for value in completion.logprobs)
-
-
-@pytest.mark.real_time
-async def test_a_request_cancelled_at_any_moment_frees_pages_and_entries(engine: Engine) -> None:
-    for milliseconds in range(0, 60, 6):
-        with trio.move_on_after(milliseconds / 1000):
-            await _generate(engine, noise(1 + milliseconds / 1000), sampling=SamplingParams(ignore_eos=True))
-    await _generate(engine, noise(0.5))
-    with trio.fail_after(300):
-        while not _all_is_free(engine.statistics()):
-            await trio.lowlevel.checkpoint()
-
-
-def _all_is_free(now: triolet.EngineStatistics) -> bool:
-    requests = now.requests
-    return (
-        not requests.leaving
-        and requests.pages_free == requests.pages
-        and requests.cross_slots_used == 0
-        and now.encoder_cache.held == 0
-    )
-
-
-@pytest.mark.real_time
-async def test_after_the_block_no_thread_and_no_tensor_is_left() -> None:
-    before_threads = {thread for thread in threading.enumerate() if thread.name == "triolet-runner"}
-    before = live_bytes()
-    async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
-        await _generate(engine, noise())
-        assert live_bytes() > before + 1_000_000
-        assert engine.statistics().device.total > 1_000_000
-    assert live_bytes() == before
-    assert {thread for thread in threading.enumerate() if thread.name == "triolet-runner"} == before_threads
 
 
 # -- bad input: a clear error, and the next request is served ----------------------------------------------------------

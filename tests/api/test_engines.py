@@ -32,7 +32,6 @@ from triolet import (
     InvariantViolation,
     ModelSpec,
     ModelTooLarge,
-    RunnerCrashed,
     UnknownModel,
 )
 from triolet.actors.worker import Job
@@ -80,19 +79,6 @@ async def test_the_first_use_loads_a_model_and_the_next_ones_find_it(autojump_cl
         assert found.engine is not None
         assert found.engine.device.total >= 1000
     fleet.check()
-
-
-async def test_uses_that_come_while_a_model_loads_wait_for_the_one_load(autojump_clock):
-    fleet = Fleet(TWO)
-    async with crowd(fleet) as (engines, users):
-        for who in ("a1", "a2", "a3"):
-            await users.come(who)
-        assert states(engines) == "la"
-        assert engines.statistics()["a"].waiting == 3
-        await later(OPEN)
-        assert sorted(users.order) == ["a1", "a2", "a3"]
-        assert engines.statistics()["a"].users == 3
-        assert fleet.loads == "a"
 
 
 async def test_models_that_fit_load_at_the_same_time_and_uses_of_a_ready_one_take_no_time(autojump_clock):
@@ -161,44 +147,6 @@ async def test_the_engine_does_not_live_in_the_context_of_the_use_that_loads_it(
 # -- room ------------------------------------------------------------------------------------------------------------
 
 
-async def test_memory_is_given_back_before_the_next_model_is_loaded(autojump_clock):
-    fleet = Fleet(TWO)
-    async with fleet.engines(memory_budget=3000) as engines:
-        await engines.load("a")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engines.load, "b")
-            await settle()
-            assert states(engines) == "ua"
-            assert sum(one.bytes for one in engines.statistics().values()) == 2000
-            await later(CLOSE)
-            assert states(engines) == "al"
-        assert fleet.open == "b"
-    fleet.check()
-
-
-async def test_a_model_in_use_is_not_unloaded_and_later_uses_of_it_wait_behind_who_needs_its_room(autojump_clock):
-    fleet = Fleet(TWO)
-    async with crowd(fleet, memory_budget=3000) as (engines, users):
-        await users.come("a1")
-        await later(OPEN)
-        await users.come("b1")
-        await users.come("a2")
-        await later(100)
-        assert users.order == ["a1"]
-        assert states(engines) == "ra"
-        await users.go("a1")
-        await later(CLOSE + OPEN)
-        assert users.order == ["a1", "b1"]
-        await users.come("b2")
-        await users.go("b1")
-        await later(CLOSE + OPEN)
-        assert users.order == ["a1", "b1", "a2"]
-        await users.go("a2")
-        await later(CLOSE + OPEN)
-        assert users.order == ["a1", "b1", "a2", "b2"]
-        assert fleet.loads == "abab"
-
-
 async def test_models_that_swap_serve_in_one_turn_all_that_wait_for_them(autojump_clock):
     """Requests for a, b, a, b, a, b, 10 ms apart: two loads in place of six, and nobody waits for a second turn."""
     fleet = Fleet(TWO)
@@ -240,22 +188,6 @@ async def test_a_model_larger_than_the_budget_is_refused_with_the_figures(though
         await engines.load("a")
     assert fleet.loads == loads
     fleet.check()
-
-
-async def test_what_a_model_was_found_to_hold_takes_the_place_of_the_estimate(autojump_clock):
-    """Thought to need much, a has others give way once, and not again."""
-    fleet = Fleet(TWO)
-    async with fleet.engines(memory_budget=4000, thought={"a": 4000}) as engines:
-        await engines.load("b")
-        await engines.load("a")
-        assert states(engines) == "ra"
-        assert engines.statistics()["a"].bytes == 2000
-        await engines.load("b")
-        assert states(engines) == "rr"
-        await engines.unload("a")
-        await engines.load("a")
-        assert states(engines) == "rr"
-    assert fleet.loads == "baba"
 
 
 # -- uses within uses ------------------------------------------------------------------------------------------------
@@ -374,24 +306,6 @@ async def test_what_ends_the_worker_while_it_loads_ends_the_block(autojump_clock
     fleet.check()
 
 
-async def test_an_engine_that_fails_tells_its_users_and_the_next_use_loads_the_model_anew(log, autojump_clock):
-    fleet = Fleet(TWO, faults={"a": fails(Job.STEP, SystemExit("dead"))}, settings={"verify": False})
-    async with fleet.engines() as engines:
-        await engines.load("b")
-        async with engines.use("a") as engine:
-            with pytest.raises(RunnerCrashed):
-                await ask(engine, 1)
-            assert "RunnerCrashed" not in str(engines.statistics()["b"].last_error)
-            assert engines.statistics()["a"].users == 0
-            async with trio.open_nursery() as nursery:  # while the first user is still there
-                nursery.start_soon(engines.load, "a")
-        assert states(engines) == "rr"
-        assert "RunnerCrashed" in str(engines.statistics()["a"].last_error)
-    assert any(line.startswith("a: failed while it was open: RunnerCrashed: ") for _, line in log())
-    assert fleet.loads == "baa"
-    fleet.check()
-
-
 async def test_an_engine_that_fails_before_its_user_hears_of_it_is_not_handed_out(autojump_clock):
     fleet = Fleet(TWO)
     async with crowd(fleet) as (engines, users):
@@ -451,33 +365,6 @@ async def test_an_engine_that_ends_badly_with_the_block_is_told_and_the_others_e
 # -- cancellation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("comes", ["before", "after"])
-async def test_a_load_goes_on_for_a_use_that_comes_before_or_after_another_is_cancelled(comes, autojump_clock):
-    fleet = Fleet(TWO)
-    async with crowd(fleet) as (_, users):
-        await users.come("a1")
-        if comes == "before":
-            await users.come("a2")
-        await users.cancel("a1")
-        if comes == "after":
-            await users.come("a2")
-        await later(OPEN)
-        assert users.order == ["a2"]
-        assert fleet.loads == "a"
-
-
-async def test_a_load_that_nobody_waits_for_any_more_is_given_back(autojump_clock):
-    """A call on the device cannot be stopped: what it has loaded is given back when it returns."""
-    fleet = Fleet(TWO)
-    async with crowd(fleet) as (engines, users):
-        await users.come("a1")
-        await users.cancel("a1")
-        assert engines.statistics()["a"].waiting == 0
-        await later(OPEN + 2 * CLOSE)
-        assert states(engines) == "aa"
-        assert fleet.open == ""
-
-
 async def test_a_use_that_is_cancelled_already_loads_nothing(autojump_clock):
     fleet = Fleet(TWO)
     async with fleet.engines() as engines:
@@ -488,21 +375,6 @@ async def test_a_use_that_is_cancelled_already_loads_nothing(autojump_clock):
         await settle()
         assert states(engines) == "aa"
     assert not fleet.devices
-
-
-async def test_an_order_to_unload_waits_for_users_and_later_uses_wait_for_it(autojump_clock):
-    fleet = Fleet(TWO)
-    async with crowd(fleet) as (engines, users):
-        await users.come("a1")
-        await later(OPEN)
-        users.nursery.start_soon(engines.unload, "a")
-        await settle()
-        await users.come("a2")
-        assert users.order == ["a1"]
-        await users.go("a1")
-        await later(CLOSE + OPEN)
-        assert users.order == ["a1", "a2"]
-        assert fleet.loads == "aa"
 
 
 async def test_an_order_to_unload_that_is_cancelled_is_withdrawn(autojump_clock):
@@ -677,16 +549,6 @@ async def test_engines_are_used_inside_their_block_and_entered_once(autojump_clo
     with pytest.raises(EngineStateError, match="entered only once"):
         async with engines:
             pass
-
-
-async def test_engines_belong_to_the_loop_that_entered_them(autojump_clock):
-    async with Fleet(TWO).engines() as engines:
-
-        def elsewhere() -> None:
-            with pytest.raises(EngineStateError, match="no event loop"):
-                engines.statistics()
-
-        await trio.to_thread.run_sync(elsewhere)
 
 
 async def test_a_name_that_no_model_has_is_refused_with_those_there_are(autojump_clock):

@@ -156,7 +156,9 @@ async def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_i
 
 
 @on_bench
-async def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_others(gates: Gates) -> None:
+async def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_others(
+    gates: Gates, caplog: pytest.LogCaptureFixture
+) -> None:
     """The engine cancels, on asyncio, the task that entered it, which is its keeper."""
     crashes = [SystemExit("dead")]
     gates.faults["a"] = lambda job, _: crashes.pop() if job is Job.STEP and crashes else None
@@ -168,6 +170,10 @@ async def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the
         await use(engines, "b")
         await use(engines, "a")
         assert "RunnerCrashed" in str(engines.statistics()["a"].last_error)
+        assert engines.statistics()["b"].last_error is None
+    assert any(
+        record.getMessage().startswith("a: failed while it was open: RunnerCrashed: ") for record in caplog.records
+    )
     assert gates.loads == "baa"
 
 
@@ -241,7 +247,12 @@ async def test_a_loop_of_another_thread_is_told_where_engines_belong(gates: Gate
             with pytest.raises(EngineStateError, match="outside of the event loop"):
                 engines.statistics()
 
-        thread = threading.Thread(target=gates.host.run, args=(elsewhere,))
+        def without_a_loop() -> None:
+            with pytest.raises(EngineStateError, match="no event loop"):
+                engines.statistics()
+            gates.host.run(elsewhere)
+
+        thread = threading.Thread(target=without_a_loop)
         thread.start()
         thread.join()
 

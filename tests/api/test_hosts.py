@@ -33,7 +33,6 @@ from triolet import (
     SyncEngine,
     Transcript,
 )
-from triolet.actors.supervisor import Supervisor
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.power import Power
@@ -168,18 +167,6 @@ async def test_an_argument_of_another_kind_is_refused_with_what_is_allowed(bench
         await ask(engine, 2)
 
 
-@on_bench
-async def test_sampling_is_given_whole_or_by_name(bench: Bench) -> None:
-    asked = {**query(1), "sampling": None}
-    async with bench.engine() as engine:
-        whole = await engine.generate(**{**asked, "sampling": SamplingParams(max_tokens=2)})
-        named = await engine.generate(**asked, max_tokens=2)
-        async with engine.stream(**asked, max_tokens=2) as deltas:
-            streamed = [token async for delta in deltas for token in delta.token_ids]
-    assert whole.token_ids == named.token_ids == tuple(streamed)
-    assert len(streamed) == 2
-
-
 @pytest.mark.parametrize("config", [{"max_running": 4}, {}, "cpu"])
 def test_settings_that_are_none_are_refused_with_what_is_allowed(config: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"config=.*; allowed: EngineConfig\(...\)"):
@@ -236,62 +223,43 @@ async def test_a_request_that_is_cancelled_leaves_the_others_alone(bench: Bench)
     assert sorted(bench.outcomes()) == ["aborted", "finished", "finished"]
 
 
+async def left_early(engine: Engine) -> None:
+    async with engine.stream(**query(1)) as deltas:
+        async for _ in deltas:
+            break
+
+
+async def left_by_an_error(engine: Engine) -> None:
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as caught:
+        async with engine.stream(**query(1)) as deltas:
+            await anext(deltas)
+            raise error
+    assert caught.value is error
+
+
+async def closed_with_the_generator_around_it(engine: Engine) -> None:
+    async def tokens() -> AsyncIterator[Delta]:
+        async with engine.stream(**query(1)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    generator: Any = tokens()
+    await anext(generator)
+    await generator.aclose()
+
+
 @on_threads_too
+@pytest.mark.parametrize("way", [left_early, left_by_an_error, closed_with_the_generator_around_it])
 @on_bench
-async def test_a_stream_that_is_left_early_withdraws_its_request(bench: Bench) -> None:
+async def test_whatever_ends_a_streams_block_withdraws_the_request(bench: Bench, way: Any) -> None:
     held = bench.hold(after=3)
     async with bench.engine() as engine:
-        async with engine.stream(**query(1)) as deltas:
-            async for _ in deltas:
-                break
+        await way(engine)
         bench.worker.end_hold(held)
         await ask(engine, 2)
         assert engine.inside.pending == 0, "the permits are back when the requests have ended"
     assert bench.outcomes() == ["aborted", "finished"]
-
-
-@on_threads_too
-@on_bench
-async def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    withdrawn: list[str] = []
-    abort = Supervisor.abort
-
-    def watched(supervisor: Supervisor, request_id: str) -> None:
-        withdrawn.append(request_id)
-        abort(supervisor, request_id)
-
-    async def tokens(engine: Engine) -> AsyncIterator[Delta]:
-        async with engine.stream(**query(1), request_id="mine") as deltas:
-            async for delta in deltas:
-                yield delta
-
-    monkeypatch.setattr(Supervisor, "abort", watched)
-
-    held = bench.hold(after=3)
-    async with bench.engine() as engine:
-        generator: Any = tokens(engine)
-        await anext(generator)
-        await generator.aclose()
-        assert withdrawn == ["mine#0"]
-        bench.worker.end_hold(held)
-        await ask(engine, 2)
-    assert bench.outcomes() == ["aborted", "finished"]
-
-
-@on_threads_too
-@on_bench
-async def test_an_error_in_a_streams_block_leaves_unchanged(bench: Bench) -> None:
-    error = KeyError("mine")
-    bench.hold(after=1)
-    async with bench.engine() as engine:
-        with pytest.raises(KeyError) as caught:
-            async with engine.stream(**query(1)) as deltas:
-                await anext(deltas)
-                raise error
-        assert caught.value is error
-    assert bench.outcomes() == ["aborted"]
 
 
 @on_bench

@@ -96,16 +96,6 @@ async def test_an_error_of_the_release_leaves_a_body_that_is_cancelled(bench: Be
 
 
 @on_bench
-async def test_the_block_in_a_timeout_ends_in_order(bench: Bench) -> None:
-    async def body() -> None:
-        async with bench.engine() as engine:
-            await ask(engine, 1)
-
-    bench.hold()
-    assert not await bench.host.within(0.05, body)
-
-
-@on_bench
 async def test_cancelling_again_and_again_does_not_leave_before_the_device_is_released(bench: Bench) -> None:
     async def never() -> None:
         await bench.host.signal().wait()

@@ -7,21 +7,17 @@ came back and every request heard its one end.
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from triolet import (
     Delta,
     Engine,
     EngineClosed,
-    EngineConfig,
     EngineError,
     EngineStateError,
     EngineTeardownError,
@@ -37,10 +33,8 @@ from triolet.api.inputs.audio import load_audio
 from triolet.core import events
 from triolet_testing.sim import SimExecutor
 
-from ..checkpoints.families import make_checkpoint
 from ..heap import assert_none, garbage
 from .hosts import (
-    AsyncioHost,
     SpeakingModel,
     audio,
     crash,
@@ -92,19 +86,6 @@ def test_a_live_session_is_fed_by_one_thread_and_read_by_another(bench: SyncBenc
             fed.result()
         assert any(update.stable for update in updates)
         assert updates[-1].ends_utterance
-
-
-def test_vectors_come_as_they_are(tmp_path: Path) -> None:
-    asked = ["a cat", "a dog"]
-    config = EngineConfig(device="cpu", dtype="float32", threads=1)
-    folder = make_checkpoint("bert", tmp_path / "bert")
-
-    async def on_asyncio() -> Any:
-        async with Engine(folder, config=config) as engine:
-            return await engine.embed(asked)
-
-    with SyncEngine(folder, config=config) as engine:
-        np.testing.assert_allclose(engine.embed(asked), AsyncioHost().run(on_asyncio), rtol=1e-4)
 
 
 @on_bench
@@ -322,18 +303,6 @@ def test_an_engine_that_the_collector_ends_in_its_own_thread_ends(bench: SyncBen
     del generator, engine
     thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-@on_bench
-def test_in_a_fork_it_says_so(bench: SyncBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call would wait there for a thread that the fork does not have."""
-    with bench.engine() as engine:
-        with monkeypatch.context() as forked:
-            forked.setattr(os, "getpid", lambda: -1)
-            for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics):
-                with pytest.raises(EngineStateError, match="in a fork of its process"):
-                    use()
-        ask(engine, 1)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
