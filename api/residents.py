@@ -7,7 +7,6 @@ the keeper. Keepers are shielded from cancellation: only `Residents` stops them.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context, copy_context
@@ -55,6 +54,7 @@ class Resident:
     engine: Engine | None = None  # while it may be used
     scope: anyio.CancelScope | None = None  # the cancel scope of the task, while the task runs
     leave: anyio.Event = field(factory=anyio.Event)  # set when the keeper has to leave the engine's block
+    alarm: anyio.CancelScope = field(factory=anyio.CancelScope)  # wakes the keeper when the model was idle long enough
     why: str = ""  # the reason why the keeper has to leave
     drain: float | None = None  # seconds; None: the engine's own
     failure: Exception | None = None  # of the last load, raised by uses until the load is tried again
@@ -83,12 +83,8 @@ class Use:
         except anyio.get_cancelled_exc_class() as cancelled:
             cancelled.__traceback__ = None  # see `Mailbox._rest`
             raise
-        error, self.error = self.error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # a frame in its own error's traceback would be a reference cycle
+        if self.error is not None:
+            raise self.error
 
 
 @define(eq=False)
@@ -110,8 +106,6 @@ class Residents:
     _context: Context = field(factory=copy_context, init=False)  # of the block, since tasks outlive uses
     _hurried: bool = field(default=False, init=False)  # whether the surroundings were cancelled
     _running: int = field(default=0, init=False)  # number of tasks of residents
-    _changed: anyio.Event = field(factory=anyio.Event, init=False)  # set when `_serve` has something to do
-    _alarm: float = field(default=math.inf, init=False)
     _errors: list[Exception] = field(factory=list, init=False)  # errors that will leave the block
     _log: logging.Logger | None = field(factory=lambda: logging.getLogger("triolet.engines"), init=False)
 
@@ -122,14 +116,12 @@ class Residents:
     # -- the block ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection  # ^C comes at the body's and the group's checkpoints, not between our lines
     async def running(self) -> AsyncIterator[None]:
         """Opens the block. An exception of the block's body leaves the block unchanged, not in a group."""
         body_error: BaseException | None = None
         try:
             try:
                 async with self._tasks:
-                    self._tasks.start_soon(self._serve, name="triolet timekeeper of engines")
                     self._tasks.start_soon(self._hasten, name="triolet hastener of engines")
                     for name in [name for name, spec in self.specs.items() if spec.preload]:
                         self._tasks.start_soon(self._preload, name, name=f"triolet preload of {name}")
@@ -145,7 +137,9 @@ class Residents:
                         raise
             except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the engines end; raised below)
                 body_error = more_urgent(body_error, error, anyio.get_cancelled_exc_class())
-            self._raise_end(body_error)
+            body_error = self._end_error(body_error)
+            if body_error is not None:
+                raise body_error
         finally:
             del body_error
 
@@ -180,34 +174,19 @@ class Residents:
             raise
 
     @trio.lowlevel.enable_ki_protection
-    async def _serve(self) -> None:
-        """Wakes up for deadlines."""
-        with anyio.CancelScope(shield=True):
-            while not self.closed.is_set():
-                with anyio.CancelScope(deadline=self._alarm):
-                    await self._changed.wait()
-                self._follow()
-                self._changed, self._alarm = anyio.Event(), self._residency.next_deadline()
-
-    @trio.lowlevel.enable_ki_protection
     async def _preload(self, name: str) -> None:
         with suppress(TrioletError):  # the log and the statistics report it
             async with self.use(name):
                 pass
 
-    def _raise_end(self, body_error: BaseException | None) -> None:
-        """Raises the error that leaves the block."""
+    def _end_error(self, body_error: BaseException | None) -> BaseException | None:
+        """Returns the error that leaves the block."""
         errors, self._errors = self._errors, []
         for further in errors[1:]:
             errors[0].add_note(f"another engine failed too: {type(further).__name__}: {further}")
         for resident in self.by_name.values():
             resident.failure = None  # its traceback has this object in a frame
-        error = leaving(body_error, errors[0] if errors else None, anyio.get_cancelled_exc_class())
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error, body_error, errors
+        return leaving(body_error, errors[0] if errors else None, anyio.get_cancelled_exc_class())
 
     # -- uses --------------------------------------------------------------------------------------------------------
 
@@ -232,7 +211,6 @@ class Residents:
         finally:
             del self._used_by[task]
 
-    @trio.lowlevel.enable_ki_protection
     async def unload(self, name: str) -> None:
         """Implements `Engines.unload`."""
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -264,6 +242,7 @@ class Residents:
     def _leave(self, use: Use) -> None:
         if self.process.is_forked:
             return
+        use.error = None  # the frames that raised it refer to the use
         self._uses.pop(use.ticket, None)
         self._residency.end(use.ticket, anyio.current_time())
         self._follow()
@@ -274,10 +253,10 @@ class Residents:
         """Carries out the decisions that follow from the facts so far."""
         for decision in self._residency.decide(anyio.current_time()):
             self._carry_out(decision)
+        for resident in self.by_name.values():
+            resident.alarm.deadline = self._residency.deadline_of(resident.books)
         if self.closing and not self._running:
             self.closed.set()
-        if self.closing or self._residency.next_deadline() < self._alarm:
-            self._changed.set()
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
@@ -354,9 +333,11 @@ class Residents:
             now = anyio.current_time()
             self._residency.opened(name, held.total, now)
             self._write(log_lines.model_loaded(name, now - began, held, self._residency.held, self.budget))
-            self._follow()
             try:
-                await resident.leave.wait()
+                while not resident.leave.is_set():
+                    with anyio.CancelScope() as resident.alarm:
+                        self._follow()
+                        await resident.leave.wait()
             finally:
                 resident.engine = None
                 self._residency.leaving(name)

@@ -123,7 +123,7 @@ class Model:
 @define(eq=False)
 class Residency:
     """Takes facts, and decides what must be done. The code that carries decisions out calls `decide` after every fact,
-    and when `next_deadline` has come.
+    and when the `deadline_of` a model has come.
 
     Args:
         names: the names of the models.
@@ -242,11 +242,10 @@ class Residency:
         decisions, self._decisions = tuple(self._decisions), []
         return decisions
 
-    def next_deadline(self) -> float:
-        """Returns the time at which `decide` must be called again if no fact comes; ``math.inf``: there is no such
-        time."""
-        idle = (model for model in self.models.values() if model.is_idle and not model.waiting)
-        return min((model.idle_since + self.idle_seconds for model in idle), default=math.inf)
+    def deadline_of(self, model: Model) -> float:
+        """Returns the time at which `decide` must be called again if ``model`` is idle until then; ``math.inf``: there
+        is no such time."""
+        return model.idle_since + self.idle_seconds if model.is_idle and not model.waiting else math.inf
 
     @property
     def held(self) -> int:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 from attrs import define, field
 
@@ -128,6 +129,14 @@ async def test_models_take_turns_under_a_budget_that_holds_one(gates: Gates) -> 
         await engines.unload("b")
         assert state(engines, "b") == "absent"
     assert gates.loads == "abab"
+
+
+@on_bench
+async def test_an_idle_model_goes_of_its_own_accord(gates: Gates) -> None:
+    async with gates.engines("a", idle_seconds=0.001) as engines:
+        await engines.load("a")
+        while state(engines, "a") != "absent":
+            await anyio.lowlevel.checkpoint()
 
 
 @on_bench

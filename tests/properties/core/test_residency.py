@@ -364,9 +364,10 @@ class ResidencyMachine(Machine):
     @invariant()
     def an_alarm_is_set_for_whoever_is_idle(self) -> None:
         ward = self.ward
-        quiet = [ward.idle_since[name] for name in ward.idle if name not in ward.waiting.values()]
-        assert ward.residency.next_deadline() == min(quiet, default=math.inf) + ward.residency.idle_seconds
-        assert ward.residency.next_deadline() > ward.now, "it is over time"
+        for name, model in ward.residency.models.items():
+            is_quiet = name in ward.idle and name not in ward.waiting.values()
+            deadline = ward.idle_since[name] + ward.residency.idle_seconds if is_quiet else math.inf
+            assert ward.residency.deadline_of(model) == deadline > ward.now
 
     def teardown(self) -> None:
         if not hasattr(self, "ward") or self.failed:
