@@ -188,24 +188,6 @@ async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: 
     assert statistics.requests.pages_free == statistics.requests.pages
 
 
-async def test_an_item_is_encoded_once_however_many_ask(reference: Reference) -> None:
-    asks = [Ask(item=2, begin="", tokens=6 + index, priority=0) for index in range(8)]
-    results: dict[int, triolet.Completion] = {}
-
-    async def client(index: int, engine: triolet.Engine) -> None:
-        results[index] = await reference.ask(engine, asks[index])
-
-    config = triolet.EngineConfig(dtype="float32", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22, verify=True)
-    async with triolet.Engine(reference.folder, config=config) as engine:
-        async with trio.open_nursery() as nursery:
-            for index in range(len(asks)):
-                nursery.start_soon(client, index, engine)
-        statistics = engine.statistics()
-    assert [results[index].token_ids for index in range(8)] == [reference.generate(ask) for ask in asks]
-    assert statistics.encoder_cache.encoded == 1
-    assert statistics.requests.cross_written == 1
-
-
 async def test_a_beginning_that_was_read_is_not_read_again(references: Callable[[str], Reference]) -> None:
     """Of the same item: that of another one has other keys and values."""
     reference = references("moonshine")
@@ -247,18 +229,6 @@ async def test_beams_are_those_of_generate(reference: Reference) -> None:
     async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
         found = [(await reference.ask(engine, ask, beam_size=3)).token_ids for ask in asks]
     assert found == [reference.generate(ask, num_beams=3) for ask in asks]
-
-
-@two_of("cohere_asr", "t5")
-async def test_a_stream_tells_the_tokens_of_generate(reference: Reference) -> None:
-    ask = Ask(item=4, begin="", tokens=12, priority=0)
-    given = {"audio": reference.item(4)} if reference.hears else {"prompt": reference.item(4)}
-    tokens: list[int] = []
-    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
-        async with engine.stream(**given, sampling=triolet.SamplingParams(max_tokens=12)) as deltas:
-            async for delta in deltas:
-                tokens += delta.token_ids
-    assert tuple(tokens) == reference.generate(ask)
 
 
 async def test_a_request_makes_no_garbage(reference: Reference) -> None:
