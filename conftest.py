@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile(
     "repeatable",
     derandomize=True,
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
