@@ -36,6 +36,13 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the test runs: an empty one of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def picture(tmp_path: Path) -> Path:
     path = tmp_path / "red.png"
     Image.new("RGB", (40, 60), (200, 30, 30)).save(path)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from triolet import ContextLengthExceeded, InvalidRequest, TranscribeOptions, Word
+from triolet import ContextLengthExceeded, InvalidRequest, Word
 from triolet.api.inputs.audio import content_key, load_audio
 from triolet.api.inputs.sources import with_track
 from triolet.core.request import Alignment
@@ -280,20 +280,3 @@ async def test_an_aligner_is_cancelled_with_its_transcription(bench: Bench) -> N
         await handle.ended()
     assert handle.cancelled
     assert aligner.cancelled
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"aligner": 3, "timestamps": "word"}, "allowed: an engine whose model aligns texts"),
-        ({"aligner": Alike, "timestamps": "word"}, "allowed: an engine whose model aligns texts"),
-        ({"aligner": Alike(HOSTS[0], words_of)}, "allowed: timestamps='word'"),
-        (
-            {"aligner": Alike(HOSTS[0], words_of), "timestamps": "word", "task": "translate"},
-            "allowed: task='transcribe'",
-        ),
-    ],
-)
-def test_an_aligner_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        TranscribeOptions(**options)

@@ -29,12 +29,7 @@ from triolet.core.errors import EngineTeardownError
 from .paper import Broken, PaperEngine, Terminal, run
 from .threads import press_in_a_callback
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture

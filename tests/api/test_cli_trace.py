@@ -24,6 +24,8 @@ from ..properties.test_timeline import check_format
 from .generating import PaperEngine as PaperWriter
 from .paper import Broken, PaperEngine, run
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 TRACE = simulate(SCENARIOS["plain"], Uniform(3)).trace
 
 
@@ -37,12 +39,6 @@ def told(engine: Any) -> Any:
         return engine(model, config)
 
     return opened
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def written(path: Path | str) -> list[Record]:

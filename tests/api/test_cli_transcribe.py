@@ -24,14 +24,9 @@ from triolet.core.languages import language_code
 
 from .paper import PaperEngine, Terminal, run
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field, frozen
 
-from triolet import InvalidRequest, TranscribeOptions, Turn
+from triolet import InvalidRequest, Turn
 from triolet.api.inputs.audio import content_key, load_audio
 from triolet.api.inputs.sources import with_track
 from triolet.core.model import Kind, ModelDescription
@@ -211,23 +210,3 @@ async def test_a_diarizer_that_answers_something_else_and_a_file_that_is_read_on
                 await engine.transcribe(io.BytesIO(b"RIFF"), diarizer=Alike(bench.host, TURNS), audio_track=track)
         with pytest.raises(InvalidRequest, match="finds no speakers; allowed: Nemotron 3 Diarization"):
             await engine.diarize(SPEECH)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"diarizer": 3}, "allowed: an engine whose model finds speakers"),
-        ({"diarizer": Alike}, "allowed: an engine whose model finds speakers"),
-        ({"diarizer": [3]}, "allowed: an engine whose model finds speakers"),
-        ({"diarizer": [Turn(start=2.0, end=1.0, speaker="A")]}, "each with a speaker and 0 <= start <= end"),
-        ({"diarizer": [Turn(start=0.0, end=math.nan, speaker="A")]}, "each with a speaker and 0 <= start <= end"),
-        ({"diarizer": Alike(HOSTS[0], TURNS), "speakers": 2}, "a number of speakers is given with diarizer"),
-        (
-            {"diarizer": TURNS, "speakers": True, "known_speakers": {"Ada": b""}},
-            "known_speakers is given with diarizer",
-        ),
-    ],
-)
-def test_a_diarizer_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        TranscribeOptions(**options)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import content_key
+from triolet.api.outputs.results import Turn
 from triolet.api.speech.options import _ELSEWHERE, TranscribeOptions, read_options
 from triolet.api.speech.recipe import Recipe, language_probabilities
 from triolet.api.speech.windows import Generated
@@ -58,6 +59,15 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
     return script.requests
 
 
+class Finder:
+    """Has the methods of an aligner and of a diarizer."""
+
+    align = diarize = print
+
+
+ADA = Turn(start=1.0, end=2.0, speaker="Ada")
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -100,6 +110,20 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
         (
             lambda: options_of(prefix="a", parallel=True),
             r"prefix is given with parallel=True, which has no first window",
+        ),
+        (lambda: options_of(timestamps="word", aligner=3), "allowed: an engine whose model aligns texts"),
+        (lambda: options_of(timestamps="word", aligner=Finder), "allowed: an engine whose model aligns texts"),
+        (lambda: options_of(aligner=Finder()), "allowed: timestamps='word'"),
+        (lambda: options_of(timestamps="word", aligner=Finder(), task="translate"), "allowed: task='transcribe'"),
+        (lambda: options_of(diarizer=3), "allowed: an engine whose model finds speakers"),
+        (lambda: options_of(diarizer=Finder), "allowed: an engine whose model finds speakers"),
+        (lambda: options_of(diarizer=[3]), "allowed: an engine whose model finds speakers"),
+        (lambda: options_of(diarizer=[ADA, attrs.evolve(ADA, end=0.5)]), "each with a speaker and 0 <= start <= end"),
+        (lambda: options_of(diarizer=[attrs.evolve(ADA, end=math.nan)]), "each with a speaker and 0 <= start <= end"),
+        (lambda: options_of(diarizer=Finder(), speakers=2), "a number of speakers is given with diarizer"),
+        (
+            lambda: options_of(diarizer=[ADA], speakers=True, known_speakers={"Ada": b""}),
+            "known_speakers is given with diarizer",
         ),
         (lambda: recipe(language="klingon"), r"klingon. is not a language of Whisper.*None: the model detects it"),
         (lambda: recipe(language="fr-CA"), r"fr-CA., which the model does not know; allowed: de, en"),
