@@ -327,7 +327,7 @@ class Recipe:
             sampling=sampling,
             rules=draft.rules,
             probe=draft.probe,
-            max_tokens=sampling.max_tokens,
+            max_tokens=draft.max_tokens,
         )
 
     def detected(self, generated: Generated) -> dict[str, float]:
@@ -364,8 +364,10 @@ class Recipe:
                 f"the prompt of a window has {len(draft.token_ids):,} tokens; allowed: up to {positions - 1:,}. "
                 "Shorten the texts before it or its audio (vad_max_speech_duration_s), or give a larger max_positions"
             )
-        draft = evolve(draft, rules=evolve(draft.rules, no_repeat_ngram=self.options.no_repeat_ngram_size))
-        sampling = self._sampling(attempt, min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens))
+        most = min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens)
+        rules = evolve(draft.rules, no_repeat_ngram=self.options.no_repeat_ngram_size)
+        draft = evolve(draft, rules=rules, max_tokens=most)
+        sampling = self._sampling(attempt, most)
         request = self.request(name(), draft, sampling.sibling(0))
         if sampling.beam_size > 1:
             return [evolve(request, sampling=sampling)]
