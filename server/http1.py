@@ -178,16 +178,17 @@ class _Protocol(H11Protocol):
 
         After a message that is too large nothing more is read. hypercorn has sent the reason (1009), and the client has
         the time of an idle connection to close."""
-        if isinstance(event, RawData) and event.data and isinstance(self.connection, h11.Connection):
-            await self._read(event.data)
-            return
-        if isinstance(event, Closed) or not event.data:
+        if isinstance(event, RawData) and event.data:
+            if isinstance(self.connection, h11.Connection):
+                await self._read(event.data)
+                return
+            if self._is_opening():
+                await self._refuse_frames()
+                return
+            if self._is_denied():
+                return
+        else:
             await self.context.turn()
-        if isinstance(event, RawData) and event.data and self._is_opening():
-            await self._refuse_frames()
-            return
-        if isinstance(event, RawData) and event.data and self._is_denied():
-            return
         await super().handle(event)
         if isinstance(self.stream, WSStream) and self._gave_up:
             await self._close_stream()

@@ -36,9 +36,8 @@ from triolet.server.settings import ServerSettings
 
 from .served import PATIENCE, Served, head_of, served
 from .talking import COMPLETED, PaperEngine, Talk, paper_server, talking
-from .test_draining import OPENING
 from .test_hostile import FORM, SPEECH, form, head, heard, nothing_is_left, png, say, talk
-from .test_upgrades import close_code
+from .test_upgrades import close_code, opened
 
 CHAT, JSON = "/v1/chat/completions", "application/json"
 MEMORY = 2**24
@@ -387,13 +386,6 @@ def plain(models: dict[str, str]) -> Iterator[Served]:
 
 def tiny(opcode: int, data: bytes = b"", *, last: bool = False) -> bytes:
     return bytes([opcode | (0x80 if last else 0), 0x80 | len(data)]) + bytes(4) + data
-
-
-def opened(running: Served) -> socket.socket:
-    connection = running.connect()
-    connection.sendall(OPENING)
-    assert head_of(connection).startswith(b"HTTP/1.1 101")
-    return connection
 
 
 FRAMES = {
