@@ -92,11 +92,18 @@ def test_an_output_of_a_batch_is_freed_alone_and_its_payload_with_the_call(drive
     assert left == driver.description.encoder_bytes
 
 
-def test_free_of_an_absent_key_is_our_bug(driver, audio):
-    """All keys or none: the resident one of the two stays."""
+def test_keys_that_are_not_there_or_there_already_are_our_bug(driver, audio):
+    """Encode once: a key is encoded again only after it was freed. All keys are freed, or none."""
     driver.encode(a=audio(1))
     with pytest.raises(AssertionError, match="freed but not resident"):
         driver.executor.free(("a", "absent"))
+    with pytest.raises(AssertionError, match="although resident"):
+        driver.encode(a=audio(1))
+    job = encode_job(driver.description, "b", audio(2))
+    with pytest.raises(AssertionError, match="twice"):
+        driver.executor.encode((job, job))
+    with pytest.raises(AssertionError, match="'absent' is read but not resident"):
+        driver.executor.step(plan_of(cross_writes=[CrossWrite(key="absent", slot=0)]))
     assert "a" in driver.executor._open.outputs
 
 
@@ -115,16 +122,6 @@ def test_a_failing_encode_leaves_nothing_behind(driver, audio, payload, error):
         driver.encode(good=audio(1), bad=payload)
     assert driver.executor.memory().by_owner["encoder_outputs"] == 0
     driver.encode(good=audio(1))
-
-
-def test_encoding_a_resident_key_is_our_bug(driver, audio):
-    """Encode once: a key is encoded again only after it was freed."""
-    driver.encode(a=audio(1))
-    with pytest.raises(AssertionError, match="although resident"):
-        driver.encode(a=audio(1))
-    job = encode_job(driver.description, "b", audio(2))
-    with pytest.raises(AssertionError, match="twice"):
-        driver.executor.encode((job, job))
 
 
 def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypatch):
@@ -172,14 +169,6 @@ def test_impossible_slices_are_our_bug(driver, audio, ids, part, told):
             plan_of(started=[started(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(**part)])
         )
     assert not driver.executor._records
-
-
-def test_a_sequence_started_twice_and_an_absent_key_are_our_bugs(driver, ids):
-    """Both are named."""
-    with pytest.raises(AssertionError, match="started twice"):
-        driver.executor.step(plan_of(started=[started(1, ids), started(1, ids)]))
-    with pytest.raises(AssertionError, match="'absent' is read but not resident"):
-        driver.executor.step(plan_of(cross_writes=[CrossWrite(key="absent", slot=0)]))
 
 
 def test_starting_a_sequence_again_leaves_the_older_one_as_it_is(driver, audio, ids):

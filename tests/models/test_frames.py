@@ -31,7 +31,7 @@ def failure(watched, **settings):
         return error
 
 
-def test_causes_contexts_and_groups_are_cleared(no_collector):
+def test_causes_contexts_groups_and_rings_are_cleared(no_collector):
     """Wherever the error came through, the locals die, though it is kept."""
     watched = []
     cause = failure(watched)
@@ -43,19 +43,12 @@ def test_causes_contexts_and_groups_are_cleared(no_collector):
             fail(watched)
     except RuntimeError as error:
         in_context = error
-    group = ExceptionGroup("both", [chained, in_context])
+    one, other = failure(watched), failure(watched)
+    one.__cause__, other.__cause__ = other, one  # an error may be in its own context's context
+    group = ExceptionGroup("all", [chained, in_context, one])
     assert all(reference() is not None for reference in watched)
     clear_frames(group)
-    assert [reference() for reference in watched] == [None] * 4
-
-
-def test_a_ring_of_errors_ends(no_collector):
-    """An error may be in its own context's context."""
-    watched = []
-    one, other = failure(watched), failure(watched)
-    one.__cause__, other.__cause__ = other, one
-    clear_frames(one)
-    assert [reference() for reference in watched] == [None] * 2
+    assert [reference() for reference in watched] == [None] * 6
     one.__cause__ = None
 
 
