@@ -65,14 +65,15 @@ def log(caplog: pytest.LogCaptureFixture) -> Any:
 
 async def test_the_first_use_loads_a_model_and_the_next_ones_find_it(autojump_clock):
     fleet = Fleet(TWO)
-    async with fleet.engines() as engines:
+    async with fleet.engines(specs={"a": {"aliases": ("whisper-1", "speech")}}) as engines:
         assert states(engines) == "aa"
+        assert list(engines.models) == ["a", "b"]
         async with engines.use("a") as engine:
             assert trio.current_time() == pytest.approx(OPEN)
             assert isinstance(engine, Engine)
             await ask(engine, 1)
             assert states(engines) == "ra"
-        async with engines.use("a") as again:
+        async with engines.use("speech") as again:
             assert again is engine
         found = engines.statistics()["a"]
         assert (found.loads, found.users, found.waiting, found.bytes) == (1, 0, 0, 2000)
@@ -119,18 +120,6 @@ async def test_load_and_unload_do_what_they_say_and_return_when_it_is_done(autoj
         assert trio.current_time() == pytest.approx(OPEN + CLOSE)
         await engines.unload("a")
         assert trio.current_time() == pytest.approx(OPEN + CLOSE)
-
-
-async def test_a_model_answers_to_its_aliases(autojump_clock):
-    fleet = Fleet(TWO)
-    async with fleet.engines(specs={"a": {"aliases": ("whisper-1", "speech")}}) as engines:
-        async with engines.use("speech") as one:
-            pass
-        async with engines.use("a") as other:
-            assert one is other
-        assert list(engines.models) == ["a", "b"]
-        assert engines.models["a"].aliases == ("whisper-1", "speech")
-    fleet.check()
 
 
 async def test_the_engine_does_not_live_in_the_context_of_the_use_that_loads_it(autojump_clock):
@@ -579,6 +568,7 @@ def test_values_that_cannot_work_are_refused_with_what_is_allowed():
         with pytest.raises(InvalidRequest, match=next(iter(changes))):
             ModelSpec("x", **changes)
     assert repr(Engines({"a": "x", "b": "y"})) == "<Engines of a, b>"
+    assert repr(Engine("openai/whisper-base")) == "<Engine of openai/whisper-base on auto: not entered yet>"
     assert ModelSpec("x", config=EngineConfig(dtype="bfloat16")).config.dtype == "bfloat16"
 
 

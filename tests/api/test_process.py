@@ -268,7 +268,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-FEW = ("whisper", "gemma2", "smolvlm", "granite_speech", "bert")
+FEW = ("whisper", "smolvlm", "granite_speech")
 QUICK = [(family, FOREIGN[number % 3]) for number, family in enumerate(FEW)]
 FOREIGNERS = [
     pytest.param(family, dtype, marks=[] if (family, dtype) in QUICK else pytest.mark.thorough)
