@@ -131,7 +131,8 @@ class AsyncioHost(PortalHost):
         others = self._take_back()
         if not others or body_error is None or not is_cancellation(body_error, asyncio.CancelledError):
             return leaving(body_error, ours, asyncio.CancelledError)
-        return _noted(await _of_anyio(body_error), ours)
+        # a cancellation by others counts as an error of the body; asyncio knows none of trio's
+        return leaving(await _of_anyio(body_error), ours, trio.Cancelled)
 
     def _engine_failed(self) -> None:
         """Cancels the task, once only, since `_take_back` takes one cancellation back."""
@@ -153,13 +154,6 @@ async def _of_anyio(error: BaseException) -> BaseException:
         await anyio.lowlevel.checkpoint_if_cancelled()
     except asyncio.CancelledError as cancelled:
         return cancelled
-    return error
-
-
-def _noted(error: BaseException, ours: BaseException | None) -> BaseException:
-    """Returns ``error`` with a note of the engine's own error."""
-    if ours is not None:
-        error.add_note(f"the engine failed too: {type(ours).__name__}: {ours}")
     return error
 
 
