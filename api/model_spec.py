@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,14 +17,8 @@ from ..core.plan import DeviceMemory
 from .engine import Engine
 
 
-def _model(value: Any) -> str | Path:
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise Refused
-    return value
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
+def _name(value: Any, kinds: tuple[type, ...] = (str,)) -> Any:
+    if not isinstance(value, kinds) or not str(value).strip():
         raise Refused
     return value
 
@@ -44,7 +39,9 @@ class ModelSpec:
     """
 
     model: str | Path = field(
-        metadata=by(Check(_model, "a folder with a checkpoint, or a hub id, as a text or a Path"))
+        metadata=by(
+            Check(partial(_name, kinds=(str, Path)), "a folder with a checkpoint, or a hub id, as a text or a Path")
+        )
     )
     config: EngineConfig = field(
         factory=EngineConfig, kw_only=True, metadata=by(instance(EngineConfig, "EngineConfig(...), or leave it out"))

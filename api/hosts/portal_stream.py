@@ -4,13 +4,12 @@ class.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import outcome
 import trio
@@ -48,9 +47,9 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
 
     # -- the kind ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def _presented(self) -> Opened:
         """Returns the stream for its users."""
+        return cast("Opened", self)
 
     def _on_trio_look(self) -> View | None:
         """Returns the facts that `view` returns. They cross at the beginning, and together with each item and the
@@ -175,9 +174,6 @@ class PortalDeltas(PortalStream[DeltaStream, Delta, Timings | None]):
         """Implements `DeltaStream.timings`."""
         return self.view()
 
-    def _presented(self) -> DeltaStream:
-        return self
-
     def _on_trio_look(self) -> Timings | None:
         timings: Timings | None = self._on_trio_source.timings
         return timings
@@ -232,6 +228,3 @@ class PortalLive(PortalStream[LiveSession, LiveText, None]):
     async def finish(self) -> None:
         """Implements `LiveSession.finish`."""
         await self._portal.call(lambda: self._on_trio_source.finish())  # noqa: PLW0108  (the trio side looks it up)
-
-    def _presented(self) -> LiveSession:
-        return self
