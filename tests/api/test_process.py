@@ -268,8 +268,12 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-FEW = ("whisper", "smolvlm", "granite_speech")
-QUICK = [(family, FOREIGN[number % 3]) for number, family in enumerate(FEW)]
+QUICK = [
+    ("whisper", torch.bfloat16),
+    ("smolvlm", torch.float64),
+    ("granite_speech", torch.bfloat16),
+    ("bert", torch.float16),
+]
 FOREIGNERS = [
     pytest.param(family, dtype, marks=[] if (family, dtype) in QUICK else pytest.mark.thorough)
     for family in EVERY
