@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -182,15 +182,18 @@ class Engine:
         seconds = self.inside.config.drain_seconds if drain is None else DRAIN.of("drain", drain)
         if self._host is not None and self._host.process.is_forked:
             return
-        async with AsyncExitStack() as stack:
-            if self._host is not None and self._host.lasting and self.inside.state is not State.OPENING:
-                stack.push_async_exit(self._host.__aexit__)
-            try:
-                if self.inside.state is not State.CLOSED:
-                    await self._reached().call(partial(self.inside.aclose, seconds))
-            except EngineStateError:
-                if self.inside.state is not State.CLOSED:  # otherwise the engine has ended meanwhile
-                    raise
+        host = self._host if self.inside.state is not State.OPENING else None
+        leave = None if host is None or not host.lasting else host.__aexit__
+        try:
+            if self.inside.state is not State.CLOSED:
+                await self._reached().call(partial(self.inside.aclose, seconds))
+        except BaseException as error:
+            if not isinstance(error, EngineStateError) or self.inside.state is not State.CLOSED:
+                if leave is not None:
+                    await leave(type(error), error, error.__traceback__)
+                raise  # otherwise the engine has ended meanwhile
+        if leave is not None:
+            await leave(None, None, None)
 
     async def sleep(self) -> None:
         """Releases the device until `wake`, and returns when the device is released. The weights are kept in the host's

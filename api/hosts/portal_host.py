@@ -69,7 +69,7 @@ class PortalHost:
     async def _outlive(self, error: BaseException | None, wait: Coroutine[Any, Any, None]) -> None:
         """Waits for the engine to open or to end. If it has ended, raises the error that leaves the block, unless this
         is ``error``, with which the body has ended. A second call does not raise the engine's own error again."""
-        body_error, left = error, None
+        body_error, ours, left = error, None, None
         try:
             try:
                 await wait
@@ -84,7 +84,7 @@ class PortalHost:
             if left is not None and left is not error:
                 raise left
         finally:
-            del error, body_error, left  # a frame in its own error's traceback would be a reference cycle
+            del error, body_error, ours, left  # a frame in its own error's traceback would be a reference cycle
 
     async def _leaving(self, body_error: BaseException | None, ours: BaseException | None) -> BaseException | None:
         """Returns the error that leaves the block, if its body ended with ``body_error`` and the engine with

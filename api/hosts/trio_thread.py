@@ -114,7 +114,8 @@ class TrioThread(ABC):
     seconds: float
     _forsaken: bool = field(default=False, init=False)
     _opened: Answer[None] = field(init=False)
-    _ended: Answer[outcome.Outcome[None]] = field(init=False)
+    _ended: Answer[None] = field(init=False)
+    _left: BaseException | None = field(default=None, init=False)  # of the resource; read once, when it has ended
     process: Process = field(factory=Process, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _over: threading.Event = field(factory=threading.Event, init=False)  # the thread has nothing left to do
@@ -192,11 +193,11 @@ class TrioThread(ABC):
         return self._ended.done()
 
     def joined(self) -> BaseException | None:
-        """Returns the error with which the resource has ended, when the thread is gone."""
+        """Waits for the thread's end. Returns the error with which the resource has ended, and forgets it."""
         assert self._thread is not None, "closed before opened"
         self._thread.join()  # it has nothing left to do
-        ended = self._ended.result()
-        return ended.error if isinstance(ended, outcome.Error) else None
+        error, self._left = self._left, None
+        return error
 
     def stop(self) -> None:
         """Ends the resource as if its surroundings were cancelled. Never waits; may be called from any thread."""
@@ -290,25 +291,28 @@ class TrioThread(ABC):
     def _run(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
         """Runs the thread."""
         try:
-            ended = trio.run(self._on_trio_main, tokens)
+            trio.run(self._on_trio_main, tokens)
         except BaseException as error:  # noqa: BLE001  (ours or trio's bug: raised where the block is left)
-            ended = outcome.Error(error)
+            self._left = error
             tokens.put(None)  # in case the trio run never put its token
             self._to_callers(self.failed)
         atexit.unregister(self._finish)
         self._over.set()
-        self._to_callers(partial(_resolve, self._ended, ended))
-        if self._forsaken:
-            ended.unwrap()  # no caller is left, so an error goes to `threading.excepthook`
+        self._to_callers(partial(_resolve, self._ended, None))
+        if self._forsaken and self._left is not None:
+            raise self._left  # no caller is left, so an error goes to `threading.excepthook`
 
-    async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
+    async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> None:
+        """Holds the resource open, and keeps the error with which it ends. A result of `trio.run` would stay in
+        reference cycles of trio's."""
         tokens.put(trio.lowlevel.current_trio_token())
         async with trio.open_nursery() as calls:
             ended = await captured(partial(self._on_trio_hold, calls))
+            self._left = ended.error if isinstance(ended, outcome.Error) else None
+            del ended
             self._on_trio_calls = None
             self.on_trio_ending.set()
             calls.cancel_scope.deadline = trio.current_time() + self.seconds
-        return ended
 
     async def _on_trio_hold(self, calls: trio.Nursery) -> None:
         """Holds the resource open."""

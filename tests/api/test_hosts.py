@@ -20,6 +20,7 @@ import pytest
 
 import triolet.demo
 from triolet import (
+    CheckpointError,
     Delta,
     Engine,
     EngineClosed,
@@ -32,6 +33,7 @@ from triolet import (
     Segment,
     SyncEngine,
     Transcript,
+    TrioletError,
 )
 from triolet.actors.worker import Job
 from triolet.core import events
@@ -465,6 +467,26 @@ async def test_an_engine_that_is_left_in_another_loop_says_so_and_releases_the_d
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", [Job.OPEN, Job.CLOSE])
+def test_the_error_of_an_engine_dies_with_its_last_user_and_no_collector(
+    bench: Bench, job: Job, no_collector: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No loop, thread or frame that the error came through keeps it, and with it whatever those frames refer to."""
+    errors: list[weakref.ref[BaseException]] = []
+    bench.executor.fault = lambda which, _: CheckpointError("boom") if which is job else None
+
+    async def main() -> None:
+        try:
+            async with bench.engine():
+                pass
+        except TrioletError as error:
+            errors.append(weakref.ref(error))
+
+    bench.host.run(main)
+    caplog.clear()  # which keeps what was logged
+    assert [error() for error in errors] == [None]
 
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "cancelled", "left early"])
