@@ -251,7 +251,7 @@ def load_whisper(
         native: puts the matrices in the native library's order.
 
     Each layer is quantized or packed when it is read, so that the model is never held twice. The projections that make
-    a slot's keys and values are packed together, from all layers.
+    a slot's keys and values are read first and packed together, from all layers.
 
     Raises:
         CheckpointError: a weight is missing or has another shape.
@@ -274,12 +274,12 @@ def load_whisper(
         decoder.pack_words(int8=int8)
     elif int8:
         quantize_modules(module, module.decoder.embed_tokens, dtype)  # and the head
-    crossing = list[tuple[nn.Module, str]]()
-    for index, layer in enumerate(layers):
-        for name in ("k_proj", "v_proj"):
-            read(f"decoder.layers.{index}.encoder_attn.{name}")
-            crossing.append((layer.encoder_attn, name))
     if native:  # one product computes a slot
+        crossing = list[tuple[nn.Module, str]]()
+        for index, layer in enumerate(layers):
+            for name in ("k_proj", "v_proj"):
+                read(f"decoder.layers.{index}.encoder_attn.{name}")
+                crossing.append((layer.encoder_attn, name))
         pack_joined(crossing, int8=int8)
     for index, layer in enumerate(layers):
         read(f"decoder.layers.{index}")
