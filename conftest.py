@@ -57,11 +57,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="takes long; runs with -m thorough, and in `make soak`"))
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now stays. Set apart, it need not be looked at by every collection and every count of live
-    tensors, which would otherwise take up most of the time of the tests of memory."""
-    gc.collect()
-    gc.freeze()
+_last_file = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is there before the tests of a file stays, as a rule: what they import, and what those before did. Set
+    apart, it need not be looked at by every collection and every count of live tensors, which would otherwise take up
+    most of the time of the tests of memory."""
+    if item.config.stash.get(_last_file, None) != item.path:
+        item.config.stash[_last_file] = item.path
+        gc.collect()
+        gc.freeze()
 
 
 # -- again and again -----------------------------------------------------------------------------------------------

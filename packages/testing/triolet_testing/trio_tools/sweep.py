@@ -120,9 +120,11 @@ class _Sweep:
 
     def go(self) -> ProgramReport:
         """Runs the cases. Objects that exist already are frozen meanwhile, since in a large process the garbage
-        collector would scan them for a second in each run. Afterwards no object is frozen, even if the caller had
-        frozen it. That costs only time.
+        collector would scan them for a second in each run. A process that has frozen objects of its own is left alone.
         """
+        if gc.get_freeze_count():
+            self._go()
+            return self.report
         gc.freeze()
         try:
             self._go()
