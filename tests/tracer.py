@@ -6,7 +6,7 @@ import linecache
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from attrs import define, field
@@ -28,11 +28,23 @@ class Tracer:
     time: int = 1
     seen: dict[Line, int] = field(factory=dict)
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        code = frame.f_code
+    def called(self) -> Callable[[FrameType, str, Any], Any]:
+        """Returns what Python calls at each call of a function, of which most are not followed: it knows them again by
+        their code's identity, and keeps the code."""
+        known: dict[int, tuple[Any, CodeType]] = {}
+
+        def call(frame: FrameType, event: str, _: Any) -> Any:
+            code = frame.f_code
+            if id(code) not in known:
+                known[id(code)] = (self.line if self._follows(code) else None, code)
+            return known[id(code)][0]
+
+        return call
+
+    def _follows(self, code: CodeType) -> bool:
         if self.target is not None and (code.co_filename, code.co_qualname) != self.target[:2]:
-            return None
-        return self.line if code.co_filename.startswith(self.ours) else None
+            return False
+        return code.co_filename.startswith(self.ours)
 
     def line(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
@@ -46,7 +58,7 @@ class Tracer:
     def follow(self, program: Callable[[], object]) -> BaseException | None:
         """Returns the error that ``program`` ends with."""
         before = sys.gettrace()
-        sys.settrace(self)
+        sys.settrace(self.called())
         try:
             program()
         except BaseException as error:  # noqa: BLE001  (judged by the test)

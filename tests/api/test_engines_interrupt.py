@@ -49,13 +49,13 @@ def run(tracer: Tracer) -> tuple[Fleet, BaseException | None]:
 
 
 @pytest.mark.skipif(signal.getsignal(signal.SIGINT) is not signal.default_int_handler, reason="^C is not heard here")
-@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2, 3))])
 def test_a_control_c_at_any_line_gives_everything_back(first: int) -> None:
-    """At each second moment; a thorough run has the others."""
+    """At each fourth moment; a thorough run has the others."""
     plain, broken = Tracer(OURS), list[str]()
     assert run(plain)[-1] is None
     assert len(plain.seen) > 150, "the lines are not followed"
-    for line, time in plain.moments(__file__)[first::2]:
+    for line, time in plain.moments(__file__)[first::4]:
         fleet, error = run(Tracer(OURS, line, time))
         told = alone(error)
         if type(told) is not KeyboardInterrupt or hasattr(told, "__notes__") or fleet.open:
