@@ -18,6 +18,9 @@ endif
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/cards/*.md docs/internals/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
 
+# where bytecode is not written, each process that tests start compiles every module again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test core stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.

@@ -8,7 +8,11 @@ real model.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,9 +38,16 @@ def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0) -> Path:
     """
     if family not in _MAKERS:
         raise ValueError(f"family={family!r}; allowed: {', '.join(_MAKERS)}")
-    target = Path(folder)
-    _MAKERS[family](target, seed)
-    return target
+    return Path(shutil.copytree(_made(family, seed), folder, dirs_exist_ok=True))
+
+
+@functools.cache
+def _made(family: str, seed: int) -> Path:
+    """A process makes each once, since many tests want the same."""
+    folder = Path(tempfile.mkdtemp(prefix="triolet-"))
+    atexit.register(shutil.rmtree, folder)
+    _MAKERS[family](folder, seed)
+    return folder
 
 
 _NAMES = ("negative", "neutral", "positive")
