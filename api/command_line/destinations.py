@@ -8,7 +8,8 @@ away. With ``in_order``, `finish` must be called for the files in their order.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -30,6 +31,7 @@ class _Output:
 
     writer: Writer
     sink: Callable[[str, bool], None]
+    path: Path | None = None
     _begun: bool = field(default=False, init=False)
 
     def put(self, text: str, *, last: bool = False) -> None:
@@ -52,11 +54,11 @@ class Outputs:
         for output in self._outputs(name):
             output.put(output.writer.add(segment))
 
-    def finish(self, name: str, transcript: Transcript) -> None:
-        """Writes the rest of the outputs of the file ``name``."""
+    def finish(self, name: str, transcript: Transcript) -> tuple[Path, ...]:
+        """Writes the rest of the outputs of the file ``name``. Returns the paths of those that are files."""
         for output in self._outputs(name):
             output.put(output.writer.end(transcript), last=True)
-        del self._open[name]
+        return tuple(output.path for output in self._open.pop(name) if output.path is not None)
 
     def _outputs(self, name: str) -> list[_Output]:
         if name not in self._open:
@@ -67,14 +69,18 @@ class Outputs:
 # ---- a folder --------------------------------------------------------------------------------------------------------
 
 
-def output_name(name: str) -> str:
-    """The name of the outputs of the file ``name``, before the extension of the format."""
-    return "stdin" if name == STDIN else Path(name).stem or name
+def output_names(names: Collection[str]) -> dict[str, str]:
+    """The name of the outputs of each file, before the extension of the format: ``talk`` for ``talk.mp3``, and
+    ``talk.mp3`` if ``talk.wav`` is among ``names``, too."""
+    stems = {name: "stdin" if name == STDIN else Path(name).stem or name for name in names}
+    files = {(stem, Path(name).name) for name, stem in stems.items()}
+    several = Counter(stem for stem, _ in files)
+    return {name: Path(name).name if several[stem] > 1 and name != STDIN else stem for name, stem in stems.items()}
 
 
-def to_folder(folder: str, formats: Sequence[Format], settings: SubtitleSettings) -> Outputs:
-    """The destination that writes files named after the audio files: ``talk.srt`` for ``talk.mp3``. A format that can
-    be written segment by segment is written as segments come. The folder is made if it is missing.
+def to_folder(folder: str, files: Sequence[str], formats: Sequence[Format], settings: SubtitleSettings) -> Outputs:
+    """The destination that writes files named after the audio files by `output_names`: ``talk.srt`` for ``talk.mp3``.
+    A format that can be written segment by segment is written as segments come. The folder is made if it is missing.
 
     Raises:
         OutputError: the folder cannot be made, or nothing can be written there.
@@ -86,9 +92,12 @@ def to_folder(folder: str, formats: Sequence[Format], settings: SubtitleSettings
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{folder}: this folder cannot be written to; check its permissions (ls -ld)")
 
+    names = output_names(files)
+
     def outputs(name: str) -> list[_Output]:
-        known, stem = WriterSettings(subtitles=settings, file=name), output_name(name)
-        return [_Output(each.make(known), _into(Path(folder, f"{stem}.{each.extension}"))) for each in formats]
+        known = WriterSettings(subtitles=settings, file=name)
+        paths = [Path(folder, f"{names[name]}.{each.extension}") for each in formats]
+        return [_Output(each.make(known), _into(path), path) for each, path in zip(formats, paths, strict=True)]
 
     return Outputs(outputs, in_order=False)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,6 +15,10 @@ from ..inputs.images import load_image
 from .terminal import WrongFile, WrongInput
 
 STDIN = "-"
+_MEDIA = re.compile(
+    r".*\.(3gp|aac|ac3|aiff?|amr|ape|au|avi|caf|flac|flv|m4[abv]|mk[av]|mov|mp[234]|mpe?g|og[agv]|opus|ts|wav|web[am]|wm[av])",
+    re.IGNORECASE | re.DOTALL,
+)  # what a folder is searched for
 
 
 def check_model(model: str, *, transcribes: bool = False) -> None:
@@ -105,6 +111,20 @@ def _stdin(what: str) -> bytes:
 
 def shown(name: str) -> str:
     return {STDIN: "standard input", "": "''"}.get(name, name)
+
+
+def with_folders(names: Iterable[str]) -> tuple[str, ...]:
+    """``names``, with the audio and video files of a folder, in the order of their names, in place of the folder. A
+    folder without such files stays."""
+    found = list[str]()
+    for name in names:
+        try:
+            inside = sorted(os.listdir(name)) if os.path.isdir(name) else []
+        except OSError:  # no permission: the folder stays, and is refused like one without such files
+            inside = []
+        media = [os.path.join(name, one) for one in inside if _MEDIA.fullmatch(one)]
+        found += [one for one in media if os.path.isfile(one)] or [name]
+    return tuple(found)
 
 
 def file_fault(name: str) -> str | None:

@@ -18,10 +18,10 @@ from ..formats.settings import SubtitleSettings
 from ..formats.writers import ALL, FORMATS, Format, formats_of
 from ..outputs.languages import unknown_language
 from ..speech.options import DECODING, OPTIONS
-from .destinations import follow_each_other, output_name, standard_output, to_folder
+from .destinations import follow_each_other, output_names, standard_output, to_folder
 from .flags import SUBTITLES, Number, given_options, read_flags, speech_options, subtitle_options
 from .following import config_of, engine_options, run
-from .given import STDIN, check_model, file_fault, shown
+from .given import STDIN, check_model, file_fault, shown, with_folders
 from .other_programs import WARNINGS, TranscribeCommand
 from .pages import MODEL, REPORTS, folders, in_flags
 from .pages import files as complete_files
@@ -111,7 +111,7 @@ def transcribe(
     at_once: int,
     **others: Any,
 ) -> int:
-    """Write down what is said in FILES, which are audio or video. - is standard input.
+    """Write down what is said in FILES: audio, video, or folders of such files. - is standard input.
 
     The format text has one line for each file. If there are several files, the line begins with "NAME: ". On a
     terminal, the text of a single file has one line for each segment, with its times. The format json has one line
@@ -121,6 +121,7 @@ def transcribe(
     """
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
+    files = with_folders(files)
     found_model, config = _model(model), config_of(others, observer=trace)
     options, helpers = _options(context, others)
     subtitles = SubtitleSettings(**given_options(context, SUBTITLES))
@@ -135,7 +136,7 @@ def transcribe(
     open_engine = context.obj
     with ProgressBar(shows_text=_shows_text(verbose, folder)) as progress:
         if folder is not None:
-            destination = to_folder(folder, formats, subtitles)
+            destination = to_folder(folder, files, formats, subtitles)
         else:  # for all files together: with several, each line names its file
             destination = standard_output(stdout(), files, formats[0], subtitles, progress.clear)
 
@@ -150,6 +151,7 @@ def transcribe(
                     progress=progress,
                     options=options,
                     at_once=at_once,
+                    tells_files=verbose is not False,
                     names_requests=trace is not None,
                 )
                 return await job.run(engine)
@@ -246,9 +248,10 @@ def _check_output(
 
 def _check_outputs_of_folder(files: tuple[str, ...], formats: tuple[Format, ...], folder: str) -> None:
     sources: dict[str, str] = {}  # the input, by the path of its output
+    stems = output_names(files)
     for name in files:
         for each in formats:
-            written = os.path.join(folder, f"{output_name(name)}.{each.extension}")
+            written = os.path.join(folder, f"{stems[name]}.{each.extension}")
             if written in sources:
                 raise click.UsageError(
                     f"the outputs of {shown(sources[written])} and {shown(name)} would both be written to {written}; "

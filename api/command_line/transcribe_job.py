@@ -27,7 +27,7 @@ from .given import STDIN, read_stdin, shown
 from .pages import in_flags
 from .terminal import FAILED, PIPE_CLOSED, OutputError, complain, is_terminal, visible
 
-_FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left, {rate_noinv_fmt}"
+_FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, LEFT left, {rate_noinv_fmt}"
 _FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}, {rate_noinv_fmt}"
 
 
@@ -39,6 +39,7 @@ class ProgressBar:
     def __init__(self, *, shows_text: bool = False) -> None:
         self._shows_text = shows_text
         self._bar: Any = None
+        self._reached: float | None = None  # seconds from the bar's begin to the last audio that was done
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -54,23 +55,38 @@ class ProgressBar:
 
     def begin(self, seconds: float | None) -> None:
         """Adds the length of a file that was opened; ``None``: its length is not known."""
+        if not self.has_bar:
+            return
         if self._bar is None:
             from tqdm import tqdm
 
-            form = _FORM_WITHOUT_TOTAL if seconds is None else _FORM
-            options = {"leave": False, "unit": " s of audio", "smoothing": 0, "bar_format": form}
-            self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, **options)
+            options = {"leave": False, "unit": " s of audio", "smoothing": 0, "bar_format": self._form(seconds)}
+            self._bar = tqdm(total=seconds, file=sys.stderr, **options)
         elif seconds is None:
-            self._bar.total, self._bar.bar_format = None, _FORM_WITHOUT_TOTAL
+            self._bar.total = None
         elif self._bar.total is not None:
             self._bar.total += seconds
-            self._bar.refresh()
+        self.advance(0.0)
 
     def advance(self, seconds: float) -> None:
         """Counts ``seconds`` more of audio as done."""
-        if self._bar is not None:
+        if self._bar is None:
+            return
+        if seconds:
+            self._reached = self._bar.format_dict["elapsed"]
             self._bar.update(seconds)
-            self._bar.refresh()
+        self._bar.bar_format = self._form(self._bar.total)
+        self._bar.refresh()
+
+    def _form(self, total: float | None) -> str:
+        """The form of the bar. The time left follows from the pace up to the last audio that was done, and runs down
+        until more is done. tqdm's own grows meanwhile."""
+        if total is None:
+            return _FORM_WITHOUT_TOTAL
+        if self._reached is None:
+            return _FORM.replace("LEFT", "?")
+        left = self._reached * total / self._bar.n - self._bar.format_dict["elapsed"]
+        return _FORM.replace("LEFT", self._bar.format_interval(max(left, 0.0)))
 
     def show(self, name: str | None, segment: Segment) -> None:
         """Writes a final segment with its times, and the ``name`` of its file if there are several."""
@@ -125,6 +141,7 @@ class TranscribeJob:
         options: the options of the transcriptions, by name. Unless they say how, a file of more than
             `PARALLEL_SECONDS` is transcribed in parallel.
         at_once: the number of files that are transcribed together, and held in memory.
+        tells_files: true: say which files were written, for how many inputs.
         names_requests: true: name requests after their files, for followers of the engine.
     """
 
@@ -133,6 +150,7 @@ class TranscribeJob:
     progress: ProgressBar
     options: Mapping[str, Any]
     at_once: int
+    tells_files: bool
     names_requests: bool
     engine: Any = field(default=None, init=False)
     _files: list[_File] = field(init=False)  # not reported yet
@@ -260,7 +278,10 @@ class TranscribeJob:
         told = () if why is None else (f"{why}{file.missing}",)
         for segment in transcript.segments[file.given :]:
             self.destination.add(file.name, segment)
-        self.destination.finish(file.name, evolve(transcript, warnings=transcript.warnings + told))
+        written = self.destination.finish(file.name, evolve(transcript, warnings=transcript.warnings + told))
+        if written and self.tells_files:
+            ended = f" ({len(self.names) - len(self._files)} of {len(self.names)})" if len(self.names) > 1 else ""
+            self._complain(f"wrote {', '.join(map(str, written))}{ended}")
         for warning in (*(f"warning: {in_flags(each)}" for each in transcript.warnings), *told):
             self._complain(f"{name}: {warning}")
 
@@ -271,6 +292,7 @@ class TranscribeJob:
             if file.transcript is None:
                 nothing.append(shown(file.name))
                 continue
+            self._files.remove(file)
             try:
                 self._finish(file, None if file.is_complete else "stopped before its end")
             except BrokenPipeError:

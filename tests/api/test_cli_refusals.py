@@ -91,13 +91,13 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "- -": "- is given 2 times; standard input can be read only once",
         "y/a.wav -o out -f srt": "the outputs of a.wav and y/a.wav would both be written to out/a.srt; rename one",
         "a.wav -o out -f srt": "the outputs of a.wav and a.wav would both be written to out/a.srt; rename one",
-        "a.srt -o . -f srt": "would both be written to",
+        "a.srt a.wav.mp3 -o . -f srt": "would both be written to ./a.wav.srt",
     }.items():
         yield f"{T} {words}", 2, told
     yield "transcribe a.srt --model m -o . -f srt", 2, "a.srt would be overwritten by its own transcript"
     yield f"{T} -o a.gguf/out", 1, "a.gguf/out: this folder cannot be made (Not a directory)"
-    yield "transcribe absent.wav x --model m", 1, "absent.wav: there is no such file; check the name and the folder"
-    yield "transcribe absent.wav x --model m", 1, "triolet: x: it is a folder; give the files in it (x/*)"
+    yield "transcribe absent.wav empty --model m", 1, "absent.wav: there is no such file; check the name and the folder"
+    yield "transcribe absent.wav empty --model m", 1, "empty: it is a folder; give the files in it (empty/*)"
     yield "transcribe absent://a --model m", 1, "absent://a: there is no such file, and addresses are not fetched; down"
     yield "transcribe '' --model m", 1, "'': the name of the file is empty; check the quotes, and that the variable"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -16,7 +18,7 @@ from triolet.api.command_line.flags import temperatures
 from triolet.api.command_line.other_programs import IGNORED, TRANSLATED, translated
 from triolet.api.command_line.pages import in_flags
 from triolet.api.command_line.transcribe import transcribe
-from triolet.api.command_line.transcribe_job import seconds_of
+from triolet.api.command_line.transcribe_job import ProgressBar, seconds_of
 from triolet.api.outputs.languages import language_name
 from triolet.api.outputs.results import Turn
 from triolet.api.speech.options import OPTIONS, TranscribeOptions
@@ -272,13 +274,51 @@ def test_the_table_of_the_documents_has_every_flag_of_the_other_programs() -> No
 def test_files_are_named_after_the_audio_and_standard_output_stays_empty(
     engine: PaperEngine, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Each file that was written is a line on standard error, with the number of files that have ended."""
     words = ["--output-dir", "new/out", "-f", "srt"]
-    assert run(["transcribe", "x/talk.one.wav", "b.wav", *words], engine) == 0
+    assert run(["transcribe", "x/talk.one.wav", "b.wav", "bad.wav", *words], engine) == 1
+    out, err = capsys.readouterr()
+    told = {re.sub(r"\d of", "N of", line) for line in err.splitlines()}
+    wrote = {f"triolet: wrote new/out/{name}.srt (N of 3)" for name in ("b", "talk.one")}
+    assert (out, told) == ("", wrote | {"triolet: bad.wav: cut short: promised 2, found 1"})
+    assert len(set(re.findall(r"\d of 3", err))) == 2
+    assert run(["transcribe", "b.wav", "--no-verbose", *words], engine) == 0
     assert capsys.readouterr() == ("", "")
     assert sorted(os.listdir(folder / "new/out")) == ["b.srt", "talk.one.srt"]
     assert (folder / "new/out/b.srt").read_text(encoding="utf-8") == (
         "1\n00:00:00,000 --> 00:00:01,000\nsaid in b.wav,\n\n2\n00:00:01,000 --> 00:00:02,500\nmöglichst.\n\n"
     )
+
+
+def test_a_folder_is_its_media_files_and_one_stem_in_two_formats_keeps_the_extensions(
+    engine: PaperEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("in/b.mp3", "in/b.WAV", "in/c.ogg", "in/notes.txt", "in/deep.mp4/d.wav", "empty/e.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    words = ["-o", "out", "--no-verbose", "--no-parallel", "--at-once", "1"]
+    assert run(["transcribe", "in", "empty", *words], engine) == 1
+    assert [name for name, _ in engine.asked] == ["in/b.WAV", "in/b.mp3", "in/c.ogg"]
+    assert sorted(os.listdir("out")) == ["b.WAV.txt", "b.mp3.txt", "c.txt"]
+    assert capsys.readouterr().err == "triolet: empty: it is a folder; give the files in it (empty/*)\n"
+
+
+def test_the_time_left_runs_down_while_no_more_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr("tqdm.std.time", lambda: now.seconds)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+    def left(seconds: float, done: float) -> str:
+        now.seconds += seconds
+        bar.advance(done)
+        return re.findall(r"([\d:?]+) left", sys.stderr.getvalue())[-1]  # type: ignore[attr-defined]
+
+    with ProgressBar() as bar:
+        bar.begin(120.0)
+        assert [left(5, 0), left(5, 30), left(10, 0), left(15, 0)] == ["?", "00:30", "00:20", "00:05"]
+        assert left(9, 0) == "00:00"
+        bar.begin(120.0)  # another file
+        assert [left(6, 90), left(20, 0)] == ["00:50", "00:30"]
 
 
 def test_an_output_that_cannot_be_written_ends_the_work(
