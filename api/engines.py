@@ -39,6 +39,7 @@ class ModelStatistics:
         bytes: the bytes that count against the budget. While the model loads, this is an estimate; then it is what the
             engine holds and all that encoder outputs may take.
         loads: number of times that the model was loaded.
+        load_seconds: the seconds that these loads took together.
         last_used: seconds since the last use ended; 0: the model is in use; ``None``: the model was never used.
         last_error: type and text of the last error of a load, of the engine, or of its end; ``None``: no error.
         engine: the engine's own snapshot, while the model is ready.
@@ -50,6 +51,7 @@ class ModelStatistics:
     waiting: int
     bytes: int
     loads: int
+    load_seconds: float
     last_used: float | None
     last_error: str | None
     engine: EngineStatistics | None
@@ -263,6 +265,7 @@ def _statistics(resident: Resident, now: float) -> ModelStatistics:
         waiting=len(books.waiting),
         bytes=books.held,
         loads=books.loads,
+        load_seconds=resident.load_seconds,
         last_used=0.0 if books.users else last_used,
         last_error=resident.last_error,
         engine=None if engine is None else _engine_statistics(engine),

@@ -59,6 +59,7 @@ class Resident:
     drain: float | None = None  # seconds; None: the engine's own
     failure: Exception | None = None  # of the last load, raised by uses until the load is tried again
     last_error: str | None = None
+    load_seconds: float = 0.0  # of all loads so far
 
     def hurry(self) -> None:
         """Ends the task as if its surroundings were cancelled."""
@@ -332,6 +333,7 @@ class Residents:
             resident.engine, resident.failure = engine, None
             now = anyio.current_time()
             self._residency.opened(name, held.total, now)
+            resident.load_seconds += now - began
             self._write(log_lines.model_loaded(name, now - began, held, self._residency.held, self.budget))
             try:
                 while not resident.leave.is_set():

@@ -44,7 +44,7 @@ def make_app(server: Server) -> Application:
     handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), _explain)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.server = server
-    gate: Any = Gate(server, app)  # Starlette has other types for messages
+    gate: Any = Gate(server, app, routes)  # Starlette has other types for messages
     if server.settings.cors_origins:  # outside the gate, so that a page can read why it was refused
         gate = CORSMiddleware(
             gate,

@@ -31,7 +31,7 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 _LINGER_SECONDS = 10.0
 _AHEAD = 16  # parts that may wait for the work: a client's end is noticed only after all that it sent is read
 _SMALL = 2**16  # bytes of an answer that needs no room
-_GONE = 499  # nginx's status: the client has closed the connection
+GONE = 499  # nginx's status: the client has closed the connection
 
 
 class Cut(enum.Enum):
@@ -72,7 +72,8 @@ class Exchange:
     told: dict[str, object] = field(factory=dict)
     last_words: Callable[[Problem], bytes] | None = None
     closing: ExitStack = field(factory=ExitStack, init=False)
-    timings: Timings | None = field(default=None, init=False)  # the times of the engine's request
+    waited: float = field(default=0.0, init=False)  # seconds, for the model
+    timings: Timings | None = field(default=None, init=False)  # of the engine's request, and the wait for the model
     status: int | None = field(default=None, init=False)  # None: the answer has not begun
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
@@ -115,11 +116,11 @@ class Exchange:
     @property
     def outcome(self) -> int:
         """The status for logs and metrics: 499 if the client has gone before the end of the answer."""
-        return _GONE if self.status is None or self.cut is Cut.CLIENT_GONE else self.status
+        return GONE if self.status is None or self.cut is Cut.CLIENT_GONE else self.status
 
     def ended(self, timings: Timings | None, **told: object) -> None:
         """Notes that the engine has finished; ``told`` goes into the access log."""
-        self.timings = timings
+        self.timings = None if timings is None else timings.since(self.waited)
         self.told.update(told)
 
     # -- what the client sends -------------------------------------------------------------------------------------

@@ -11,14 +11,15 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import trio
 from attrs import define, field
 from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
 
-from .exchange import Application, Exchange, Message, Receive, Send
+from .exchange import GONE, Application, Exchange, Message, Receive, Send
 from .manners.keys import Keys, presented_key
 from .manners.limits import RateLimit
 from .manners.origins import host_fault, origin_fault
@@ -70,10 +71,11 @@ class Opening:
 class Gate:
     """The outermost ASGI application."""
 
-    def __init__(self, server: Server, inner: Application) -> None:
+    def __init__(self, server: Server, inner: Application, routes: Sequence[BaseRoute] = ()) -> None:
         settings = server.settings
         self._server = server
         self._inner = inner
+        self._routes = routes
         self._keys = Keys(settings.api_keys)
         self._rate = None if settings.requests_per_minute is None else RateLimit(settings.requests_per_minute)
 
@@ -129,8 +131,9 @@ class Gate:
             _log.exception("%s failed", opening.id)
             await opening.fail(problem_of(error))
         finally:
-            told = {"id": opening.id, "status": scope.get("refused", opening.status), **told}
-            self._tell(scope, headers, trio.current_time() - begun, told)
+            seconds, status = trio.current_time() - begun, scope.get("refused", opening.status)
+            self._server.metrics.answered(self._endpoint(scope), "GET", status or GONE, seconds)
+            self._tell(scope, headers, seconds, {"id": opening.id, "status": status, **told})
 
     # -- who may enter ---------------------------------------------------------------------------------------------
 
@@ -200,11 +203,16 @@ class Gate:
             **exchange.told,
             **({"cut": cut.value} if cut else {}),
         }
-        path = getattr(scope.get("route"), "path", None)
+        path = self._endpoint(scope)
         self._server.metrics.answered(path, scope["method"], exchange.outcome, seconds)
         self._server.metrics.timed(str(exchange.told.get("model")), exchange.timings)
         self._server.spans.tell(f"{scope['method']} {path or scope['path']}", headers, seconds, exchange.timings, told)
         self._tell(scope, headers, seconds, told)
+
+    def _endpoint(self, scope: MutableMapping[str, Any]) -> str | None:
+        """Returns the path of the endpoint, also of a request that was refused before it reached one."""
+        found = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        return getattr(scope.get("route") or next(found, None), "path", None)
 
     # -- the access log --------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ allows that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -58,6 +58,7 @@ _OF_MODELS: tuple[_Row, ...] = (
     (Gauge, "model_users", "Uses.", "phase", lambda one: {"running": one.users, "waiting": one.waiting}),
     (Gauge, "model_bytes", "Bytes of the model within the memory budget.", None, attrgetter("bytes")),
     (Count, "model_loads", "The number of times that the model was loaded.", None, attrgetter("loads")),
+    (Count, "model_load_seconds", "Seconds that these loads took together.", None, attrgetter("load_seconds")),
 )
 _OF_REQUESTS: tuple[_Row, ...] = (
     (Gauge, "requests", "Requests in the engine, by phase.", "phase", _phases),
@@ -91,7 +92,7 @@ _OF_DEVICE: tuple[_Row, ...] = (
 class Metrics:
     """The figures of the server. `heard` is a listener of `Observers`."""
 
-    def __init__(self, engines: Engines, budget: Budget) -> None:
+    def __init__(self, engines: Engines, budget: Budget, sockets: Sized) -> None:
         self._registry = CollectorRegistry()
         counter = partial(Counter, registry=self._registry)
         histogram = partial(Histogram, buckets=_SECONDS, registry=self._registry)
@@ -104,10 +105,14 @@ class Metrics:
             ("path",),
         )
         self._first = histogram(
-            "triolet_time_to_first_token_seconds", "Seconds from the call to the first token.", ("model",)
+            "triolet_time_to_first_token_seconds",
+            "Seconds from the call to the first token, those of loading the model among them.",
+            ("model",),
         )
         self._queued = histogram(
-            "triolet_queue_seconds", "Seconds until a request has a place in the engine.", ("model",)
+            "triolet_queue_seconds",
+            "Seconds until a request has a place in the engine, and its model is loaded.",
+            ("model",),
         )
         self._whole = histogram(
             "triolet_request_seconds", "Seconds from the call to the end of the request.", ("model",)
@@ -122,10 +127,12 @@ class Metrics:
         gauge = partial(_Gauge, registry=self._registry)
         gauge("triolet_request_memory_bytes", "Bytes that requests hold.").set_function(lambda: budget.held)
         gauge("triolet_request_memory_capacity_bytes", "Bytes that requests may hold.").set(budget.capacity)
+        gauge("triolet_realtime_sessions", "Sessions of live audio that are open.").set_function(lambda: len(sockets))
         self._registry.register(_Snapshots(engines))
 
     def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
-        """Counts an answer. ``path`` is the path of the endpoint; ``status`` is 499 if the client has left."""
+        """Counts an answer, or a WebSocket that has ended. ``path`` is the path of the endpoint; ``status`` is 499 if
+        the client has left."""
         named = path or _OUTSIDE
         method = method if method in _METHODS else "other"
         self._answers.labels(named, method, str(status)).inc()

@@ -95,7 +95,7 @@ class Server:
         self.budget = Budget(self.settings.request_memory or usual, self._given.unpark_all)
         self.media = Media(self.settings)
         self.folders = known_folders(str(spec.model) for spec in self.engines.models.values())
-        self.metrics = Metrics(self.engines, self.budget)
+        self.metrics = Metrics(self.engines, self.budget, self.sockets)
         self.observers.listeners += (self.metrics.heard, self.watchers.hear)
 
     def exchange_over(self, exchange: Exchange) -> None:
@@ -114,13 +114,15 @@ class Server:
         self._look()
 
     @asynccontextmanager
-    async def use(self, model: str) -> AsyncIterator[Engine]:
-        """Opens the engine of ``model`` for the block, and loads the model if necessary.
+    async def use(self, model: str, exchange: Exchange | None = None) -> AsyncIterator[Engine]:
+        """Opens the engine of ``model`` for the block, and loads the model if necessary. The wait for the model counts
+        among the times of ``exchange``.
 
         Raises:
             UnknownModel: no model of this name is served.
             Refusal: the model cannot be loaded. Only the log says why, since the reason may name files of the server.
         """
+        began = trio.current_time()
         async with AsyncExitStack() as stack:
             try:
                 engine = await stack.enter_async_context(self.engines.use(model))
@@ -137,6 +139,8 @@ class Server:
             if (structures := engine.model.structures) is not None:
                 share = self.budget.capacity // _KEPT // len(self.engines.models)
                 structures.capacity = min(structures.capacity, share)
+            if exchange is not None:
+                exchange.waited = trio.current_time() - began
             yield engine
 
     async def wait_for_memory(self, account: Account, size: int) -> None:

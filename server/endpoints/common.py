@@ -35,8 +35,9 @@ def exchange_of(request: Request) -> Exchange:
 
 def engine_of(request: Request, model: str) -> AbstractAsyncContextManager[Engine]:
     """Returns `Server.use` of ``model``, and notes the name of the model for the access log."""
-    exchange_of(request).told["model"] = model
-    return server_of(request).use(model)
+    exchange = exchange_of(request)
+    exchange.told["model"] = model
+    return server_of(request).use(model, exchange)
 
 
 def new_id(prefix: str) -> str:

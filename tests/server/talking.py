@@ -124,10 +124,11 @@ class PaperEngines:
     engine: PaperEngine
     models: Mapping[str, ModelSpec] = field(factory=lambda: {"whisper": ModelSpec("whisper")})
     names: tuple[str, ...] = ("whisper",)
+    load_seconds: float = 0.0
 
     @asynccontextmanager
     async def use(self, model: str) -> AsyncIterator[PaperEngine]:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.load_seconds)
         if model not in self.models:
             raise UnknownModel(f"no model {model!r}; allowed: whisper")
         self.engine.users += 1

@@ -8,12 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from triolet.core.timings import Timings
+from triolet.server.exchange import Exchange
 from triolet.server.spans import Spans
 
 from .served import Served
+from .talking import PaperEngine, answered, paper_server, scope_of, talking
+from .test_gate import Asked
 
 pytestmark = pytest.mark.real_time
 
@@ -59,6 +63,7 @@ def test_a_request_counts_once_everywhere(
     assert more("triolet_tokens_committed_total", llama) == 3
     assert after["triolet_requests", (llama, ("phase", "running"))] == 0
     assert after["triolet_model_state", (llama, ("state", "ready"))] == 1
+    assert after["triolet_model_load_seconds_total", (llama,)] > 0
     assert any(name == "triolet_encoder_cache_bytes" for name, _ in after)
 
 
@@ -71,6 +76,42 @@ def test_clients_make_no_series_of_their_own(service: Served) -> None:
     told = samples(service)
     assert not [key for key in told if "nobody" in str(key) or "/nothing" in str(key)]
     assert ("triolet_http_requests_total", (("method", "POST"), ("path", "unknown"), ("status", "404"))) in told
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models/a/b", "/v1/realtime", "/nothing"])
+async def test_a_refused_key_counts_at_the_path_that_was_asked_for(path: str) -> None:
+    server = paper_server(PaperEngine(), api_keys=("secret",))
+    if path == "/v1/realtime":
+        await answered(server, scope_of(path))
+    else:
+        await Asked(server, "POST", path).run()
+    named = {"/v1/models/a/b": "/v1/models/{model:path}", "/nothing": "unknown"}.get(path, path)
+    method = "GET" if path == "/v1/realtime" else "POST"
+    told = f'triolet_http_requests_total{{method="{method}",path="{named}",status="401"}} 1.0'
+    assert told in server.metrics.text().decode()
+
+
+async def test_a_session_of_live_audio_is_counted_while_it_is_open_and_when_it_has_ended(autojump_clock: Any) -> None:
+    async with talking() as talk:
+        assert "\ntriolet_realtime_sessions 1.0\n" in talk.server.metrics.text().decode()
+        await trio.sleep(40)
+    told = talk.server.metrics.text().decode()
+    assert "\ntriolet_realtime_sessions 0.0\n" in told
+    assert 'triolet_http_requests_total{method="GET",path="/v1/realtime",status="101"} 1.0' in told
+    assert 'triolet_http_request_seconds_sum{path="/v1/realtime"} 40.0' in told
+
+
+async def test_the_first_token_comes_after_the_model_was_loaded(autojump_clock: Any) -> None:
+    server = paper_server(PaperEngine())
+    server.engines.load_seconds = 20  # type: ignore[attr-defined]
+    exchange: Any = Exchange({}, server.settings, "r", trio.sleep_forever, trio.sleep)  # type: ignore[arg-type]
+    async with server.use("whisper", exchange):
+        await trio.sleep(3)
+        exchange.ended(Timings(queued=0.5, encoder_wait=0.25, first_token=1.0, total=3.0))
+    server.metrics.timed("whisper", exchange.timings)
+    told = server.metrics.text().decode()
+    for name, seconds in {"time_to_first_token": 21.0, "queue": 20.5, "request": 23.0}.items():
+        assert f'triolet_{name}_seconds_sum{{model="whisper"}} {seconds}' in told
 
 
 class Span:

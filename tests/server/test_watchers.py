@@ -100,6 +100,7 @@ def test_an_error_of_a_load_is_told_by_its_type() -> None:
         waiting=0,
         bytes=0,
         loads=0,
+        load_seconds=0.0,
         last_used=None,
         last_error="CheckpointError: /srv/models/m/model.safetensors: no such file",
         engine=None,
