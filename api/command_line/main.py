@@ -28,6 +28,7 @@ from ...core.config import EngineConfig
 from .doctor import devices, doctor
 from .embed import embed
 from .generate import generate
+from .hub import models, pull
 from .pages import HelpPage, HelpPages
 from .terminal import FAILED, INTERRUPTED, PIPE_CLOSED, UNWRITABLE, OpenEngine, complain, end_stdout, stdout
 from .trace import trace
@@ -108,7 +109,7 @@ def completion(shell: str) -> int:
     return shell_complete(cli, {}, "triolet", _COMPLETING, f"{shell}_source")
 
 
-for _command in (transcribe, generate, embed, devices, doctor, trace, completion):
+for _command in (transcribe, generate, embed, pull, models, devices, doctor, trace, completion):
     cli.add_command(_command)
 
 

@@ -68,8 +68,8 @@ _EXAMPLES = (
 )
 
 
-def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of models, or a folder."""
+def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Completes the names of models, or a folder."""
     known = [CompletionItem(name) for name in (DEMO, *WHISPER_NAMES) if name.startswith(incomplete)]
     return known or folders(ctx, param, incomplete)
 
@@ -81,7 +81,7 @@ def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     short_help="Write down what is said in audio or video files.",
 )
 @click.argument("files", nargs=-1, required=True, shell_complete=complete_files)
-@click.option("--model", metavar="MODEL", shell_complete=_models, help=_MODEL)
+@click.option("--model", metavar="MODEL", shell_complete=complete_models, help=_MODEL)
 @click.option("--format", "--output-format", "-f", "style", type=_FORMATS, default="text", show_default=True, help=_ALL)
 @click.option("--output-dir", "-o", "folder", metavar="DIR", shell_complete=folders, help=_FOLDER)
 @click.option("--word-timestamps/--no-word-timestamps", default=None, help="The same as --timestamps word.")
@@ -122,7 +122,9 @@ def transcribe(
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
     files = with_folders(files)
-    found_model, config = _model(model), config_of(others, observer=trace)
+    if model is None:
+        raise click.UsageError(_NO_MODEL)
+    found_model, config = model_named(model), config_of(others, observer=trace)
     options, helpers = _options(context, others)
     subtitles = SubtitleSettings(**given_options(context, SUBTITLES))
     formats = formats_of(_ALIASES.get(style, style))
@@ -180,9 +182,8 @@ def _options(context: click.Context, others: Mapping[str, Any]) -> tuple[dict[st
     return options, helpers
 
 
-def _model(name: str | None) -> str:
-    if name is None:
-        raise click.UsageError(_NO_MODEL)
+def model_named(name: str) -> str:
+    """The hub id or folder for a name that the command knows: ``demo``, and the names of openai/whisper."""
     if name == DEMO:
         from ...demo import checkpoint
 

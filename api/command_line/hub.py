@@ -1,0 +1,98 @@
+"""The commands ``triolet pull``, which downloads a model before it is needed, and ``triolet models``, which lists the
+models in the hub's cache. Downloads and the cache are those of huggingface_hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ...core.config import EngineConfig
+from ...core.errors import TrioletError
+from ...core.log_lines import mebibytes, one_line
+from .pages import HelpPage, in_flags
+from .terminal import FAILED, complain, stdout, write
+from .transcribe import complete_models, model_named
+
+
+@click.command(
+    cls=HelpPage,
+    examples=(
+        ("triolet pull openai/whisper-small", ""),
+        ("HF_HOME=/var/lib/triolet/models triolet pull Qwen/Qwen3-0.6B", "for a server that reads this folder"),
+    ),
+    short_help="Download models from the hub, to use them offline.",
+)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, shell_complete=complete_models)
+def pull(models: tuple[str, ...]) -> int:
+    """Download each MODEL, a hub id or a name of openai/whisper such as turbo, into the hub's cache.
+
+    Only the files that Triolet reads are downloaded. HF_HUB_CACHE or HF_HOME names the folder of the cache, HF_TOKEN
+    the token for models that ask for one. Then a line says where the model is, and whether Triolet can open it.
+    """
+    from ...models.checkpoints.files import resolve
+
+    out, status = stdout(), 0
+    for model in models:
+        try:
+            folder = resolve(model_named(model))
+        except TrioletError as error:
+            complain(in_flags(str(error)))
+            status = FAILED
+            continue
+        fault = _fault(folder)
+        status = status if fault is None else FAILED
+        size = sum(os.path.getsize(path) for path in folder.rglob("*") if path.is_file())
+        write(f"{model}  {mebibytes(size)}  {folder}  {_told(fault)}", out)
+    return status
+
+
+@click.command(
+    cls=HelpPage,
+    examples=(
+        ("triolet models", ""),
+        ("HF_HOME=/var/lib/triolet/models triolet models", "the models of another folder"),
+    ),
+    short_help="List the models in the hub's cache.",
+)
+def models() -> int:
+    """List the models in the hub's cache, with their sizes on disk, and whether Triolet can open them.
+
+    Each model is read but for its weights, which takes some seconds. hf cache rm MODEL removes one.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    out = stdout()
+    cache = scan_cache_dir() if os.path.isdir(HF_HUB_CACHE) else None
+    repos = () if cache is None else [one for one in cache.repos if one.repo_type == "model" and one.revisions]
+    found = sorted(repos, key=lambda one: one.repo_id)
+    if not found:
+        complain(f"there is no model in {HF_HUB_CACHE}; download one: triolet pull openai/whisper-base")
+    widest = max((len(one.repo_id) for one in found), default=0)
+    for one in found:
+        newest = max(one.revisions, key=lambda each: ("main" in each.refs, each.last_modified))
+        told = _told(_fault(newest.snapshot_path))
+        write(f"{one.repo_id:<{widest}}  {mebibytes(one.size_on_disk):>12}  {told}", out)
+    for warning in () if cache is None else cache.warnings:
+        complain(f"warning: {one_line(str(warning))}")
+    return 0
+
+
+def _fault(folder: Path) -> str | None:
+    """The reason why the checkpoint in ``folder`` cannot be opened; ``None``: it can. No weight is read."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from ...models.blueprints.read import read_blueprint
+    from ...models.checkpoints.files import find_weights
+
+    try:
+        find_weights(folder)
+        read_blueprint(folder, EngineConfig(device="cpu"))
+    except TrioletError as error:
+        return one_line(in_flags(str(error)))
+    return None
+
+
+def _told(fault: str | None) -> str:
+    return "can be opened" if fault is None else f"cannot be opened: {fault}"

@@ -1,0 +1,115 @@
+"""``triolet pull`` and ``triolet models``: huggingface_hub's own code, over a server that stands in for the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from triolet import demo
+
+SHA = "a" * 40
+TOY = {path.name: path.read_bytes() for path in Path(demo.checkpoint()).iterdir()}
+FILES = {
+    "me/toy": {**TOY, "model.onnx": b"of another program"},
+    "me/foreign": {"config.json": b"{}", "m.gguf": b"GGUF"},
+}
+RUN = """
+import sys
+from triolet.api.command_line.main import main
+for line in sys.argv[1:]:
+    try:
+        main(line.split())
+    except SystemExit as end:
+        print(end.code, flush=True)
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The answers that a download needs."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        kind, model, name = self._asked()
+        files = FILES.get(model, {})
+        if kind == "revision" and files:
+            self._say(json.dumps({"id": model, "sha": SHA, "siblings": []}).encode())
+        elif kind == "tree" and files:
+            told = [{"type": "file", "path": one, "size": len(data), "oid": _oid(data)} for one, data in files.items()]
+            self._say(json.dumps(told).encode())
+        elif kind == "resolve" and name in files:
+            self._say(files[name], **{"X-Repo-Commit": SHA, "ETag": f'"{_oid(files[name])}"'})
+        else:
+            self._say(b"", 404, **{"X-Error-Code": "RepoNotFound"})
+
+    def _asked(self) -> tuple[str, str, str]:
+        parts = [*urlsplit(self.path).path.removeprefix("/api/models").split("/")[1:], "", "", ""]
+        return parts[2], f"{parts[0]}/{parts[1]}", parts[4]
+
+    def _say(self, data: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+def _oid(data: bytes) -> str:
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.real_time
+def test_a_model_is_downloaded_and_listed_with_its_size_and_what_can_open_it(hub: str, tmp_path: Path) -> None:
+    """In a process of its own, since huggingface_hub reads its settings when it is imported. Before, there is none."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "models", "pull me/toy me/foreign", "pull me/nobody", "models"],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)},
+    )
+    none, toy, foreign, failed, absent, *listed, ended = done.stdout.splitlines()
+    assert (none, failed, absent, ended) == ("0", "1", "1", "0")
+    size = f"{sum(map(len, TOY.values())) / 2**20:.1f} MiB"
+    place = tmp_path / "hub" / "models--me--toy" / "snapshots" / SHA
+    assert toy == f"me/toy  {size}  {place}  can be opened"
+    assert sorted(path.name for path in place.iterdir()) == sorted(TOY)
+    why = f"cannot be opened: {place.parents[1].with_name('models--me--foreign') / 'snapshots' / SHA} has a config.json"
+    assert f"{why} but no weights" in foreign
+    assert [line.split()[0] for line in listed] == ["me/foreign", "me/toy"]
+    assert why in listed[0]
+    assert listed[1].endswith(f"  {size}  can be opened")
+    told = [line for line in done.stderr.splitlines() if line.startswith("triolet: ")]
+    assert told[0] == f"triolet: there is no model in {tmp_path}/hub; download one: triolet pull openai/whisper-base"
+    assert told[1].startswith(
+        "triolet: there is no folder 'me/nobody', and it could not be downloaded from the hub: Rep"
+    )
+    assert len(told) == 2
