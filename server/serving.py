@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -74,7 +76,9 @@ async def until_told(server: Server, listener: Listener, *, preload: bool) -> in
     async def serve(listen: Callable[[], None]) -> None:
         async with serving(server, listener) as address:
             _log.info("serving %s at %s", ", ".join(server.engines.models), address)
+            _tell_manager("READY=1")
             first = signal.Signals(await anext(signals)).name
+            _tell_manager("STOPPING=1")
             _log.info("%s: stopping; running requests have %g s", first, server.settings.drain_seconds)
             listen()
 
@@ -82,6 +86,18 @@ async def until_told(server: Server, listener: Listener, *, preload: bool) -> in
         number = await _cut_short(signals, load, "stopping before all models are loaded") if preload else 0
         number = number or await _cut_short(signals, serve, "stopping at once")
     return 128 + number if number else 0
+
+
+def _tell_manager(state: str) -> None:
+    """Tells the service manager that has started the process, if it wants to know: sd_notify(3) of systemd."""
+    place = os.environ.get("NOTIFY_SOCKET", "")
+    if not place:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.sendto(state.encode(), f"\0{place[1:]}" if place.startswith("@") else place)
+    except OSError as error:
+        _log.warning("the service manager at NOTIFY_SOCKET=%s cannot be told %s: %s", place, state, error)
 
 
 async def _cut_short(

@@ -20,7 +20,7 @@ from .transcribe import complete_models, model_named
     cls=HelpPage,
     examples=(
         ("triolet pull openai/whisper-small", ""),
-        ("HF_HOME=/var/lib/triolet/models triolet pull Qwen/Qwen3-0.6B", "for a server that reads this folder"),
+        ("HF_HOME=/opt/triolet/models triolet pull Qwen/Qwen3-0.6B", "for a server that reads this folder"),
     ),
     short_help="Download models from the hub, to use them offline.",
 )
@@ -52,7 +52,7 @@ def pull(models: tuple[str, ...]) -> int:
     cls=HelpPage,
     examples=(
         ("triolet models", ""),
-        ("HF_HOME=/var/lib/triolet/models triolet models", "the models of another folder"),
+        ("HF_HOME=/opt/triolet/models triolet models", "the models of another folder"),
     ),
     short_help="List the models in the hub's cache.",
 )

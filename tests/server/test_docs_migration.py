@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
+import subprocess
+import urllib.error
 from pathlib import Path
 
 import click
@@ -109,6 +112,40 @@ def test_the_unit_starts_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "keys").write_text("secret\n")
     line = line.replace("${CREDENTIALS_DIRECTORY}", str(tmp_path)).replace("$TRIOLET_MODELS", "--model a=demo")
     assert parsed(shlex.split(line)).params["api_key_file"] == str(tmp_path / "keys")
+
+
+def test_the_page_makes_all_that_the_unit_reads_before_it_starts_it() -> None:
+    unit = [line for line in read("deploy/triolet.service").splitlines() if not line.startswith("#")]
+    paths = set(re.findall(r"/(?:opt|etc)/triolet/[\w.]+", "\n".join(unit)))
+    assert paths == {"/opt/triolet/.venv", "/opt/triolet/models", "/etc/triolet/models", "/etc/triolet/keys"}
+    made, started, _ = read("docs/deployment.md").partition("## With systemd")[2].split("```")[1].partition("systemctl")
+    assert started
+    assert paths <= set(re.findall(r"(?:python3 -m venv |>|HF_HOME=)(/[\w./]+)", made))
+    assert made.index("mkdir --parents /etc/triolet\n") < min(
+        made.index(f">{path}") for path in paths if "/etc" in path
+    )
+
+
+@pytest.mark.real_time
+def test_the_unit_leaves_the_service_little_to_do_harm_with() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze")
+    words = ["systemd-analyze", "security", "--offline=true", "--threshold=39", ROOT / "deploy" / "triolet.service"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.real_time
+def test_the_container_is_healthy_while_the_server_takes_requests() -> None:
+    (line,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", read("deploy/Containerfile"), re.MULTILINE)
+    program, flag, code = json.loads(line)
+    assert (program, flag) == ("python3", "-c")
+    with served({"demo": str(demo.checkpoint())}) as service:
+        check = compile(code.replace("http://127.0.0.1:8000", service.url), "HEALTHCHECK", "exec")
+        exec(check)
+        service.ask(service.server.stop)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            exec(check)
 
 
 def test_the_container_starts_the_server() -> None:

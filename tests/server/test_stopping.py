@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import trio
 from triolet import Engine, Engines, ModelSpec
 from triolet.server.listening import Listener
 from triolet.server.server import Server
-from triolet.server.serving import until_told
+from triolet.server.serving import _tell_manager, until_told
 from triolet.server.settings import ServerSettings
 
 from .processes import Running, running
@@ -63,16 +64,52 @@ def begin(url: str, body: bytes, kind: str) -> socket.socket:
     return connection
 
 
-def test_a_terminated_server_lets_requests_end_and_leaves_with_0(tmp_path: Path, speech: Path) -> None:
-    """Most of the request comes when the server is stopping already."""
+@contextmanager
+def manager_at(place: str) -> Iterator[socket.socket]:
+    """A service manager that hears what is sent to ``place``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(PATIENCE)
+        manager.bind(f"\0{place[1:]}" if place.startswith("@") else place)
+        yield manager
+
+
+@pytest.mark.parametrize("place", ["manager", "@triolet manager"])
+def test_a_service_manager_is_told_at_a_path_and_at_an_abstract_name(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that cannot be told is a line of the log."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOTIFY_SOCKET", place)
+    with manager_at(place) as manager:
+        _tell_manager("READY=1")
+        assert manager.recv(64) == b"READY=1"
+    monkeypatch.setenv("NOTIFY_SOCKET", "absent")
+    _tell_manager("READY=1")
+    told = "the service manager at NOTIFY_SOCKET=absent cannot be told READY=1: [Errno 2] No such file or directory"
+    assert caplog.messages == [told]
+
+
+def test_a_terminated_server_lets_requests_end_and_leaves_with_0(
+    tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of the request comes when the server is stopping already. A service manager is told when the server is
+    ready, and when it stops."""
+    place = f"@triolet {tmp_path.name} {os.getpid()}"
+    monkeypatch.setenv("NOTIFY_SOCKET", place)
     head = b'--edge\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--edge\r\n'
     file = b'content-disposition: form-data; name="file"; filename="a.flac"\r\n\r\n'
     body = head + file + speech.read_bytes() + b"\r\n--edge--\r\n"
-    with started(tmp_path) as (process, url), begin(url, body, "multipart/form-data; boundary=edge") as connection:
+    with (
+        manager_at(place) as manager,
+        started(tmp_path) as (process, url),
+        begin(url, body, "multipart/form-data; boundary=edge") as connection,
+    ):
+        assert manager.recv(64) == b"READY=1"
         listed = ["ps", "-o", "pid=", "--ppid", str(process.process.pid)]
         children = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
         assert children == "", "the engine is a thread: a server that is killed leaves no process"
         process.signal(signal.SIGTERM)
+        assert manager.recv(64) == b"STOPPING=1"
         process.until("SIGTERM: stopping")
         connection.sendall(body)
         with connection.makefile("rb") as stream:
