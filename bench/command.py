@@ -106,6 +106,7 @@ def _common(command: Command) -> Command:
 @bench.command(
     cls=HelpPage, examples=_EXAMPLES_OF_SPEECH, short_help="Measure transcriptions, and the start of the engine."
 )
+@click.argument("folder", metavar="[MODEL]", required=False)
 @click.option("--model", metavar="DIR", help=f"The folder of a Whisper checkpoint. Default: whisper-base in ${REAL}.")
 @click.option("--audio", metavar="DIR", help=f"The folder of recordings of English speech. Default: speech in ${REAL}.")
 @click.option(
@@ -130,7 +131,13 @@ def _common(command: Command) -> Command:
 @click.option("--together", type=click.IntRange(2), default=8, help="The number of clips at once. Default: 8.")
 @_common
 def speech(
-    model: str | None, audio: str | None, seconds: float, short_seconds: float, together: int, **how: Any
+    folder: str | None,
+    model: str | None,
+    audio: str | None,
+    seconds: float,
+    short_seconds: float,
+    together: int,
+    **how: Any,
 ) -> int:
     """Measure transcriptions, and the start of the engine.
 
@@ -141,13 +148,13 @@ def speech(
     from .inputs import Clips
     from .scenarios import SPEECH, speech_scenarios
 
-    with _folder_of_clips() as folder:
-        whisper = _folder("--model", model, "whisper-base")
+    with _folder_of_clips() as clips_folder:
+        whisper = _folder("--model", model or folder, "whisper-base")
         recordings = _folder("--audio", audio, "speech")
         lacking = {"reuse"} if _writes_english_alone(whisper) else set()
         wanted = _wanted([name for name in SPEECH if name not in lacking], how)
         entries = [*_ours(whisper, "speech", how), *_peers(whisper, _PEERS_OF_SPEECH, "speech", how)]
-        clips, short = (Clips.of(recordings, folder, length) for length in (seconds, short_seconds))
+        clips, short = (Clips.of(recordings, clips_folder, length) for length in (seconds, short_seconds))
 
         def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
             return speech_scenarios(
@@ -165,6 +172,7 @@ def speech(
 @bench.command(
     cls=HelpPage, examples=_EXAMPLES_OF_TEXT, short_help="Measure the generation of text, and the start of the engine."
 )
+@click.argument("folder", metavar="[MODEL]", required=False)
 @click.option("--model", metavar="DIR", help=f"The folder of a decoder. Default: smollm2 in ${REAL}.")
 @click.option(
     "--peer",
@@ -184,7 +192,7 @@ def speech(
     help="The number of prompts at once. May be repeated. Default: 8 and 32.",
 )
 @_common
-def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
+def text(folder: str | None, model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
     """Measure the generation of text, and the start of the engine.
 
     The prompts come one by one, several at once, at random times, and beside a busy thread.
@@ -194,7 +202,7 @@ def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) 
     from .scenarios import names_of_text, text_scenarios
 
     with _folder_of_clips():
-        decoder = _folder("--model", model, "smollm2")
+        decoder = _folder("--model", model or folder, "smollm2")
         wanted = _wanted(names_of_text(together), how)
         entries = [*_ours(decoder, "text", how), *_peers(decoder, _PEERS_OF_TEXT, "text", how)]
         most = max(together)

@@ -18,6 +18,7 @@ from attrs import evolve, fields_dict
 
 from ..api.command_line.following import device_options
 from ..api.command_line.given import check_model, template_of
+from ..api.command_line.models import complete_models, model_named
 from ..api.command_line.pages import MODEL, HelpPage, in_flags
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.checks import shown
@@ -99,9 +100,13 @@ class _Serve(HelpPage):
 @click.command(
     cls=_Serve, sections=_SECTIONS, examples=_EXAMPLES, short_help="Serve models over HTTP with OpenAI's API."
 )
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_models)
 @click.option(
-    "--model", "models", multiple=True, metavar="NAME=MODEL", help="Serve MODEL under the name NAME. May be repeated."
+    "--model",
+    "models",
+    multiple=True,
+    metavar="[NAME=]MODEL",
+    help="Serve MODEL, under the name NAME. May be repeated.",
 )
 @click.option("--aligner", metavar="MODEL", help="A model that finds times of words for models that know none.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
@@ -215,7 +220,7 @@ def serve(**given: Any) -> int:
 
 
 def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
-    """Returns the models by name: ``MODEL`` by its own name, and each model of ``--model NAME=MODEL`` by ``NAME``.
+    """Returns the models by name: each ``MODEL`` by its own name, and each of ``--model NAME=MODEL`` by ``NAME``.
 
     Raises:
         InvalidRequest: there is no model, a name comes twice, or a name has no model.
@@ -223,8 +228,11 @@ def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
     found = {} if single is None else {_name_of(single): single}
     for one in named:
         name, equals, path = one.partition("=")
-        if not (equals and name and path):
-            raise InvalidRequest(f"--model {one!r}; allowed: NAME=MODEL, such as speech=openai/whisper-base")
+        if not equals:
+            name, path = _name_of(one), one
+        if not (name and path):
+            told = "MODEL, or NAME=MODEL, such as speech=openai/whisper-base"
+            raise InvalidRequest(f"--model {one!r}; allowed: {told}")
         if name in found:
             raise InvalidRequest(f"two models have the name {name!r}; give each model a name of its own")
         found[name] = path
@@ -312,11 +320,11 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
         own[name]["chat_template"] = template_of(text)
     specs = {}
     for name, path in models.items():
-        config, folder = EngineConfig(**own[name]), _folder(path)
+        config, folder = EngineConfig(**own[name]), model_named(path)
         if given["cluster"]:
             specs[name] = serve.replicas.cluster_spec(folder, config, given)
         else:
-            check_model(str(folder))
+            check_model(folder)
             specs[name] = ModelSpec(folder, config=evolve(config, observer=observers.of(name)))
     return Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
 
@@ -333,12 +341,6 @@ def _aligner(given: dict[str, Any]) -> Engine | None:
 def _shared(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that all models share."""
     return {setting: given[setting] for setting in MODEL if setting != "max_positions"}
-
-
-def _folder(path: str) -> Path | str:
-    from .. import demo
-
-    return demo.checkpoint() if path == "demo" else path
 
 
 def _run(server: Server, *, preload: bool) -> int:

@@ -23,6 +23,7 @@ from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import TrioletError
 from ...core.log_lines import one_line
+from .models import MODELS_OPTION
 from .pages import HelpPage
 from .terminal import FAILED, OpenEngine, gibibytes, stdout, until_interrupted, write
 
@@ -150,9 +151,10 @@ def judged(name: str, found: str, *faults: tuple[object, State, str]) -> Finding
     short_help="Check this machine, and say what to do.",
 )
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
+@MODELS_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: ok and the findings.")
 @click.pass_obj
-def doctor(open_engine: OpenEngine, /, *, models: tuple[str, ...], as_json: bool) -> int:
+def doctor(open_engine: OpenEngine, /, *, models: tuple[str, ...], named: tuple[str, ...], as_json: bool) -> int:
     """Check this machine, and say what to do about each thing that is wrong or slow.
 
     The checks look at packages, torch, devices, threads and how Python switches between them, memory, instruction
@@ -161,7 +163,7 @@ def doctor(open_engine: OpenEngine, /, *, models: tuple[str, ...], as_json: bool
     status is 0 if all is well, and 1 if something is wrong or slow.
     """
     out, found = stdout(), list[Finding]()
-    for finding in (*_examine(open_engine), *map(_model, models)):
+    for finding in (*_examine(open_engine), *map(_model, (*models, *named))):
         found.append(finding)
         if not as_json:
             write(f"{finding.state:<6} {finding.name:<13} {finding.found}", out)

@@ -10,6 +10,7 @@ import click
 
 from .following import config_of, model_options, run
 from .given import STDIN, check_model, checked_text, shown, text_of_stdin
+from .models import MODEL_OPTION, split_model
 from .pages import MODEL, REPORTS, HelpPage, folders
 from .terminal import OpenEngine, WrongInput, is_terminal, is_utf8, stdout, write
 from .trace import TraceFile
@@ -25,12 +26,12 @@ _EXAMPLES = (
 
 @click.command(
     cls=HelpPage,
-    sections={"Vectors": ("pooling", "normalize"), "Model": MODEL, "Reports": REPORTS},
+    sections={"Vectors": ("pooling", "normalize"), "Model": ("model", *MODEL), "Reports": REPORTS},
     examples=_EXAMPLES,
     short_help="Write embeddings (vectors) of texts.",
 )
-@click.argument("model", shell_complete=folders)
-@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.argument("words", nargs=-1, metavar="MODEL [TEXT]...", shell_complete=folders)
+@MODEL_OPTION
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls", "last"]),
@@ -45,8 +46,8 @@ def embed(
     open_engine: OpenEngine,
     /,
     *,
-    model: str,
-    texts: tuple[str, ...],
+    model: str | None,
+    words: tuple[str, ...],
     pooling: str | None,
     normalize: bool | None,
     trace: TraceFile | None,
@@ -59,7 +60,8 @@ def embed(
     line of standard input is a text. Empty lines are skipped.
     """
     config = config_of(options, observer=trace)
-    check_model(model)
+    found_model, texts = split_model(model, words)
+    check_model(found_model)
     out = stdout()
     given = _lines() if texts in ((), (STDIN,)) else [checked_text(text, "TEXT") for text in texts]
 
@@ -71,7 +73,7 @@ def embed(
                 shortest = [float(str(number)) for number in vector]  # float32 has no more digits
                 write(json.dumps({"text": text, "embedding": shortest}, ensure_ascii=not is_utf8(out)), out)
 
-    return run(lambda: open_engine(model, config), write_all, trace, verbose=verbose)
+    return run(lambda: open_engine(found_model, config), write_all, trace, verbose=verbose)
 
 
 def _lines() -> list[str]:

@@ -21,6 +21,7 @@ from ..outputs.results import Delta, Usage
 from .flags import FORM, SAMPLING, sampling_of, sampling_options
 from .following import config_of, model_options, run
 from .given import STDIN, check_model, checked_text, image_of, sound_of, template_of, text_of_stdin
+from .models import MODEL_OPTION, split_model
 from .pages import FILE, MODEL, REPORTS, HelpPage, folders
 from .terminal import (
     CUT_OFF,
@@ -40,7 +41,7 @@ _SECTIONS = {
     "Question": ("images", "sounds", "system", "chat", "chat_template"),
     "Text": (*SAMPLING, "speculate"),
     "Form": (*FORM, "as_json", "as_lines"),
-    "Model": MODEL,
+    "Model": ("model", *MODEL),
     "Reports": REPORTS,
 }
 _SPECULATE = (
@@ -57,8 +58,8 @@ _EXAMPLES = (
 @click.command(
     cls=HelpPage, sections=_SECTIONS, examples=_EXAMPLES, short_help="Write text from a prompt, images and audio."
 )
-@click.argument("model", shell_complete=folders)
-@click.argument("prompt", required=False)
+@click.argument("words", metavar="MODEL [PROMPT]", nargs=-1, shell_complete=folders)
+@MODEL_OPTION
 @click.option(
     "--image", "images", multiple=True, **FILE, help="An image to ask about; - is standard input. May be repeated."
 )
@@ -87,8 +88,8 @@ def generate(
     context: click.Context,
     /,
     *,
-    model: str,
-    prompt: str | None,
+    model: str | None,
+    words: tuple[str, ...],
     images: tuple[str, ...],
     sounds: tuple[str, ...],
     system: str | None,
@@ -108,6 +109,10 @@ def generate(
     model continues PROMPT; images and audio take the places of their placeholders, or stand before PROMPT if it has
     none.
     """
+    found_model, rest = split_model(model, words)
+    if len(rest) > 1:
+        raise click.UsageError(f"{rest[1]!r} follows the prompt; allowed: one prompt. Put all of it in quotes")
+    prompt = rest[0] if rest else None
     if system is not None and chat is False:
         raise click.UsageError(
             "--system with --raw: a raw prompt has no system message; write it into the prompt, or leave --raw out"
@@ -125,7 +130,7 @@ def generate(
         raise click.UsageError("--json with --json-lines; allowed: one of them")
     if params.logprobs is not None and not (as_json or as_lines):
         raise click.UsageError("--logprobs needs an output that shows them; give --json or --json-lines too")
-    check_model(model)
+    check_model(found_model)
     _check_one_reads_stdin(prompt, images, sounds)
     out = stdout()
     ask = partial(
@@ -142,7 +147,7 @@ def generate(
     def opening() -> AbstractAsyncContextManager[Any]:
         nonlocal begin
         begin = trio.current_time()
-        return open_engine(model, config)
+        return open_engine(found_model, config)
 
     async def write_text(engine: Any) -> int:
         opened, first, parts = trio.current_time(), math.nan, list[Delta]()

@@ -113,6 +113,11 @@ def shown(name: str) -> str:
     return {STDIN: "standard input", "": "''"}.get(name, name)
 
 
+def is_media(name: str) -> bool:
+    """True if ``name`` ends as the names of audio and video files do."""
+    return _MEDIA.fullmatch(name) is not None
+
+
 def with_folders(names: Iterable[str]) -> tuple[str, ...]:
     """``names``, with the audio and video files of a folder, in the order of their names, in place of the folder. A
     folder without such files stays."""
@@ -122,7 +127,7 @@ def with_folders(names: Iterable[str]) -> tuple[str, ...]:
             inside = sorted(os.listdir(name)) if os.path.isdir(name) else []
         except OSError:  # no permission: the folder stays, and is refused like one without such files
             inside = []
-        media = [os.path.join(name, one) for one in inside if _MEDIA.fullmatch(one)]
+        media = [os.path.join(name, one) for one in inside if is_media(one)]
         found += [one for one in media if os.path.isfile(one)] or [name]
     return tuple(found)
 

@@ -11,9 +11,9 @@ import click
 from ...core.config import EngineConfig
 from ...core.errors import TrioletError
 from ...core.log_lines import mebibytes, one_line
+from .models import MODELS_OPTION, complete_models, model_named, split_model
 from .pages import HelpPage, in_flags
 from .terminal import FAILED, complain, stdout, write
-from .transcribe import complete_models, model_named
 
 
 @click.command(
@@ -24,8 +24,9 @@ from .transcribe import complete_models, model_named
     ),
     short_help="Download models from the hub, to use them offline.",
 )
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True, shell_complete=complete_models)
-def pull(models: tuple[str, ...]) -> int:
+@click.argument("models", metavar="MODEL...", nargs=-1, shell_complete=complete_models)
+@MODELS_OPTION
+def pull(models: tuple[str, ...], named: tuple[str, ...]) -> int:
     """Download each MODEL, a hub id or a name of openai/whisper such as turbo, into the hub's cache.
 
     Only the files that Triolet reads are downloaded. HF_HUB_CACHE or HF_HOME names the folder of the cache, HF_TOKEN
@@ -33,8 +34,9 @@ def pull(models: tuple[str, ...]) -> int:
     """
     from ...models.checkpoints.files import resolve
 
+    first, others = split_model(None, (*models, *named))
     out, status = stdout(), 0
-    for model in models:
+    for model in (first, *others):
         try:
             folder = resolve(model_named(model))
         except TrioletError as error:

@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 import click
-from click.shell_completion import CompletionItem
 
 from ...core.languages import language_code
 from ..formats.settings import SubtitleSettings
@@ -22,6 +21,7 @@ from .destinations import follow_each_other, output_names, standard_output, to_f
 from .flags import SUBTITLES, Number, given_options, read_flags, speech_options, subtitle_options
 from .following import config_of, engine_options, run
 from .given import STDIN, check_model, file_fault, shown, with_folders
+from .models import complete_models, is_model, model_named
 from .other_programs import WARNINGS, TranscribeCommand
 from .pages import MODEL, REPORTS, folders, in_flags
 from .pages import files as complete_files
@@ -29,15 +29,6 @@ from .terminal import FAILED, complain, is_terminal, stdout
 from .trace import TraceFile
 from .transcribe_job import ProgressBar, TranscribeJob
 
-DEMO = "demo"
-_SIZES = ("tiny", "base", "small", "medium", "large", "large-v2", "large-v3", "turbo")
-WHISPER_NAMES = {name: f"openai/whisper-{name}" for name in (*_SIZES, *(f"{size}.en" for size in _SIZES[:4]))} | {
-    "large": "openai/whisper-large-v3",
-    "large-v1": "openai/whisper-large",
-    "large-v3-turbo": "openai/whisper-large-v3-turbo",
-    "turbo": "openai/whisper-large-v3-turbo",
-}
-"""Hub ids for the names that openai/whisper's command knows."""
 _NO_MODEL = (
     "--model is missing; give the folder or the hub id of a checkpoint of speech in transformers' layout, such as "
     "openai/whisper-base (fast), openai/whisper-small or openai/whisper-large-v3-turbo (best). --model demo is a toy "
@@ -68,19 +59,13 @@ _EXAMPLES = (
 )
 
 
-def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completes the names of models, or a folder."""
-    known = [CompletionItem(name) for name in (DEMO, *WHISPER_NAMES) if name.startswith(incomplete)]
-    return known or folders(ctx, param, incomplete)
-
-
 @click.command(
     cls=TranscribeCommand,
     sections=_SECTIONS,
     examples=_EXAMPLES,
     short_help="Write down what is said in audio or video files.",
 )
-@click.argument("files", nargs=-1, required=True, shell_complete=complete_files)
+@click.argument("files", nargs=-1, required=True, metavar="[MODEL] FILES...", shell_complete=complete_files)
 @click.option("--model", metavar="MODEL", shell_complete=complete_models, help=_MODEL)
 @click.option("--format", "--output-format", "-f", "style", type=_FORMATS, default="text", show_default=True, help=_ALL)
 @click.option("--output-dir", "-o", "folder", metavar="DIR", shell_complete=folders, help=_FOLDER)
@@ -121,9 +106,11 @@ def transcribe(
     """
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
-    files = with_folders(files)
+    if model is None and len(files) > 1 and is_model(files[0]):
+        model, files = files[0], files[1:]
     if model is None:
         raise click.UsageError(_NO_MODEL)
+    files = with_folders(files)
     found_model, config = model_named(model), config_of(others, observer=trace)
     options, helpers = _options(context, others)
     subtitles = SubtitleSettings(**given_options(context, SUBTITLES))
@@ -180,17 +167,6 @@ def _options(context: click.Context, others: Mapping[str, Any]) -> tuple[dict[st
     if "aligner" in helpers and options.get("timestamps") != "word":
         raise click.UsageError("--aligner finds the times of words; give --word-timestamps, too")
     return options, helpers
-
-
-def model_named(name: str) -> str:
-    """The hub id or folder for a name that the command knows: ``demo``, and the names of openai/whisper."""
-    if name == DEMO:
-        from ...demo import checkpoint
-
-        return str(checkpoint())
-    if name in WHISPER_NAMES and not os.path.exists(name):
-        return WHISPER_NAMES[name]
-    return name
 
 
 def _check_language(language: str | None) -> None:

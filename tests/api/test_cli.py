@@ -15,6 +15,7 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -24,9 +25,9 @@ import triolet.demo
 from triolet.api.command_line import terminal
 from triolet.api.command_line.main import main
 from triolet.core.config import EngineConfig
-from triolet.core.errors import EngineTeardownError
+from triolet.core.errors import EngineStateError, EngineTeardownError
 
-from .paper import Broken, PaperEngine, Terminal, run
+from .paper import Broken, PaperEngine, Terminal, run, run_as_it_is
 from .threads import press_in_a_callback
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -408,6 +409,27 @@ def test_warnings_of_the_log_are_lines_on_standard_error_and_more_is_asked_for(
     assert out == "said in a.wav, möglichst.\n"
     assert err.splitlines() == told
     assert (logger.level, logger.propagate, logger.handlers) == before
+
+
+@pytest.mark.parametrize("words", ["{} a.wav", "a.wav {}", "{} --language de a.wav b.wav"])
+@pytest.mark.parametrize("command", ["transcribe", "generate", "embed"])
+def test_a_model_is_the_first_word_or_follows_its_flag(
+    command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every command. Also a folder with a checkpoint."""
+
+    def opened(model: str, config: EngineConfig) -> Any:
+        raise EngineStateError(f"{model} was opened")
+
+    Path("a.wav").touch()
+    Path("b.wav").touch()
+    Path("own").mkdir()
+    Path("own/config.json").write_text('{"model_type": "whisper"}')
+    words = words if command == "transcribe" else words.replace("--language de", "").replace("b.wav", "")
+    for model in ("some/model", "own"):
+        for given in (f"--model {model}", model)[: 1 if words.startswith("a") else 2]:
+            assert run_as_it_is([command, *words.format(given).split()], opened) == 1
+            assert capsys.readouterr().err == f"triolet: {model} was opened\n"
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,7 +217,7 @@ def test_where_all_is_well_it_says_so_and_ends_with_0(capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("well")
 def test_of_a_model_it_says_the_memory_and_the_context(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(["doctor", "demo", str(tmp_path)], Heard(SPEECH)) == 1
+    assert run(["doctor", "demo", "--model", str(tmp_path)], Heard(SPEECH)) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert re.search(r"ok demo [\d.]+ MiB: weights [\d.]+ MiB, .*self_kv", told)
     assert "WhisperForConditionalGeneration has a context of 448 positions" in told

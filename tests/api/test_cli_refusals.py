@@ -64,10 +64,11 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
     yield "transcribe a.wav --model ct2", 1, "ct2 is a model of CTranslate2, the format of faster-whisper; allowed:"
     yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: models of speech"
-    yield "transcribe a.wav", 2, "--model is missing; give the folder or the hub id of a checkpoint of speech"
+    for line in ("transcribe a.wav", "transcribe absent.wav a.wav", "transcribe x a.wav", "generate", "embed", "pull"):
+        yield line, 2, f"{'--model' if 'a.wav' in line else 'MODEL'} is missing; give "
 
     # transcribe
-    yield "transcribe", 2, "Missing argument 'FILES...'"
+    yield "transcribe", 2, "Missing argument '[MODEL] FILES...'"
     for words, told in {
         "--task sing": "'sing' is not one of 'transcribe', 'translate'",
         "--format xml": "'xml' is not one of",
@@ -103,6 +104,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
 
     # generate and embed
     for words, told in {
+        "there": "'there' follows the prompt; allowed: one prompt. Put all of it in quotes",
         "--temperature -1": "temperature=-1.0; allowed: a number, 0 or more",
         "--max-tokens 0": "--max-tokens=0; allowed: an integer, 1 to",
         "--top-p 2": "--top-p=2.0; allowed: a number, more than 0, up to 1",

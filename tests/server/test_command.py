@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from triolet import Engine, EngineConfig, Engines, ModelSpec, demo
 from triolet.api.command_line.terminal import FAILED
 from triolet.server import command
-from triolet.server.command import KEY_VARIABLE, _keys, _run, by_model, serve
+from triolet.server.command import KEY_VARIABLE, _keys, _run, by_model, models_of, serve
 from triolet.server.listening import CannotListen, Listener
 from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
@@ -65,7 +65,7 @@ TWO = ["--model", "a=demo", "--model", "b=demo"]
         (["demo", "--drain-seconds", "-1"], "--drain-seconds=-1"),
         (["demo", "--host", "0.0.0.0"], "no API key is set"),
         ([], "no model is given; give one"),
-        (["--model", "speech"], "--model 'speech'; allowed: NAME=MODEL"),
+        (["--model", "speech="], "--model 'speech='; allowed: MODEL, or NAME=MODEL"),
         (["demo", "--memory-budget", "much"], "is not a size"),
         (["demo", "--certfile", __file__], "one of certfile and keyfile is missing"),
         (["demo", "--max-model-len", "4k"], "--max-model-len='4k'; allowed: an integer, 0 to"),
@@ -125,6 +125,11 @@ def test_what_can_never_be_loaded_ends_the_start_in_the_words_of_the_command(
     told = capsys.readouterr().err
     assert all(message in told for message in messages)
     assert "_kv" not in told.partition("allowed")[2]
+
+
+def test_a_model_has_its_own_name_wherever_it_stands() -> None:
+    assert models_of("a/b", ()) == models_of(None, ("a/b",)) == {"a/b": "a/b"}
+    assert models_of("a/b", ("c/d", "e=f")) == {"a/b": "a/b", "c/d": "c/d", "e": "f"}
 
 
 def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
