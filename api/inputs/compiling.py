@@ -9,6 +9,7 @@ trial, and what was refused is refused again for a while without any.
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing.spawn
 import signal
 import sys
@@ -134,6 +135,8 @@ async def _try(structure: Structure, seconds: float) -> Structure | None:
     told = json.loads(ended.stdout)
     if "fault" in told:
         raise bad(structure, told["fault"])
+    for line in told.pop("left_out"):
+        logging.getLogger("triolet").warning("%s", line[:_MOST_TOLD])
     return Tried(kind=structure.kind, text=structure.text, **told)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import regex
@@ -136,6 +136,13 @@ def json_rule(name: str, schema: Mapping[str, Any], tool: str) -> str:
     """The rule ``name``, which describes JSON that follows ``schema``, a part of ``tool``. The schema is checked where
     the grammar is made, within limits: that may take long."""
     return f"{name}: %exact {json.dumps([tool, schema])}"
+
+
+def left_out(tool: str, what: Collection[str]) -> tuple[str, ...]:
+    """The comment in a grammar that says what of its schema a call of ``tool`` need not follow; none for nothing. It is
+    logged where the grammar is made."""
+    told = ", ".join(json.dumps(one) for one in sorted(what))
+    return (f"// a call of {tool!r} is forced without all of its schema: {told}",) if what else ()
 
 
 def choice(start: str, rules: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
-from .syntax import BLANKS, CallReading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule
+from .syntax import BLANKS, CallReading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule, left_out
 from .text import Match, More, NoCall, Pattern, Text, is_value
 
 # -- values of a schema ------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def types_of(schema: Schema, root: Schema, seen: set[int] | None = None) -> tupl
     if "enum" in described or "const" in described:
         values = _list(described.get("enum", [described.get("const")]))
         return tuple(dict.fromkeys(_KINDS[type(value)] for value in values))
-    several = [one for key in ("anyOf", "oneOf", "allOf") for one in _list(described.get(key))[:_MOST_VISITED]]
+    several = [one for key in _UNIONS for one in _list(described.get(key))[:_MOST_VISITED]]
     return tuple(dict.fromkeys(kind for one in several for kind in types_of(one, root, seen)))
 
 
@@ -109,11 +109,12 @@ _LINE = regex.compile(r"\n?+(?=(?s:.))")
 _CLOSED = regex.compile(f"{BLANKS}{_PARAMETER_END}")
 _SAID = frozenset({"type", "properties", "required", "additionalProperties"})
 """The keys in the schema of parameters that a grammar can follow."""
-_SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "x-guidance"})
+_SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "$comment", "examples", "x-guidance"})
 """The keys that do not restrict the parameters."""
 _MOST = 4_000_000  # characters of rules: parameters that refer to the same definition repeat it
-_NEEDED = frozenset({"pattern", "anyOf", "oneOf", "allOf", "not", "contentEncoding"})
-"""The keys in the schema of a text that a grammar cannot follow."""
+_UNIONS = ("anyOf", "oneOf", "allOf")
+_NEEDED = frozenset({"pattern", *_UNIONS, "not"})
+"""The keys in the schema of a text that a grammar does not follow."""
 
 
 @frozen
@@ -176,10 +177,10 @@ def _rules(tool: Tool, index: int) -> list[str]:
     described = resolved(schema, schema)
     properties, required = _member(tool, described, "properties", {}), _member(tool, described, "required", [])
     required = set(map(str, required))
-    _check(tool.name, "its parameters have", described.keys() - _SAID - _SILENT)
-    _check(tool.name, "it requires, and does not describe,", required - properties.keys())
+    unknown = {f"required/{key}" for key in required - properties.keys()}
     _check(tool.name, "a parameter has the name", {key for key in properties if not _KEY.fullmatch(key)})
-    parts, rules, size = [], [], 0
+    parts, size = [], 0
+    rules = [*left_out(tool.name, (described.keys() - _SAID - _SILENT) | unknown)]
     for number, (key, value) in enumerate(properties.items()):
         name = f"value_{index}_{number}"
         part = f"{_quoted(_PARAMETER + key + '>')} {name}"
@@ -191,6 +192,18 @@ def _rules(tool: Tool, index: int) -> list[str]:
     return [f"call_{index}: {head} {' '.join(parts)} {end}", *rules]
 
 
+def _as_text(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of the schema ``value`` that describes texts: of a union, the first part that allows them."""
+    described = resolved(value, schema)
+    for _ in range(_MOST_REFERENCES):
+        several = [one for key in _UNIONS for one in _list(described.get(key))[:_MOST_VISITED]]
+        found = next((one for one in several if "string" in types_of(one, schema)), None)
+        if found is None:
+            break
+        described = resolved(found, schema)
+    return described
+
+
 def _value_rule(tool: Tool, name: str, value: Any, schema: Mapping[str, Any]) -> str:
     """The rule for a parameter's text and the tag at its end."""
     types, end = types_of(value, schema), _quoted(_PARAMETER_END)
@@ -198,14 +211,14 @@ def _value_rule(tool: Tool, name: str, value: Any, schema: Mapping[str, Any]) ->
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         rule = json_rule(f"{name}_json", {**definitions, **value}, tool.name)
         return f'{name}: "\\n" {name}_json "\\n" {end} "\\n"\n{rule}'
-    described = resolved(value, schema)
+    described = _as_text(value, schema)
     texts = [text for text in _member(tool, described, "enum", [described.get("const")]) if isinstance(text, str)]
     if texts:
         return f'{name}: "\\n" ({" | ".join(map(_quoted, texts))}) "\\n" {end} "\\n"'
-    _check(tool.name, "the text of a parameter has", described.keys() & _NEEDED)
     least, most = _member(tool, described, "minLength", 0), _member(tool, described, "maxLength", 0)
     most = most if "maxLength" in described else ""
-    return f'{name}: {name}_text "\\n"\n{name}_text[suffix={end}]: /(?s:\\n.{{{least},{most}}}\\n)/'
+    rules = f'{name}: {name}_text "\\n"\n{name}_text[suffix={end}]: /(?s:\\n.{{{least},{most}}}\\n)/'
+    return "\n".join((*left_out(tool.name, described.keys() & _NEEDED), rules))
 
 
 def _member(tool: Tool, schema: Mapping[str, Any], name: str, default: Any) -> Any:

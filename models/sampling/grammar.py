@@ -6,7 +6,7 @@ only nearly. This file is a program, too. It makes one grammar within limits, in
 stranger's structure is compiled in a server only if that is known to be short. The program needs the standard library
 and llguidance alone::
 
-    python -I -S grammar.py SECONDS FOLDER_OF_LLGUIDANCE  <  [kind, text]   ->   {"grammar", "size"} or {"fault"}
+    python -I -S grammar.py SECONDS FOLDER_OF_LLGUIDANCE < [kind, text] -> {"grammar", "size", "left_out"} or {"fault"}
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ LIMITS: dict[str, Any] = {
 _EXACT = re.compile(r"^(\w+: )%exact (\[.*\])$", re.MULTILINE)
 """A rule of Lark that stands for the JSON of a call: the name of the tool and a schema, which is checked only where the
 grammar is made, within limits."""
-_CALLED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
-OPTIONS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
-"""The members of ``x-guidance`` that a schema may have."""
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
+_LENIENT = {"lenient": True, "coerce_one_of": True}  # what cannot be followed is left out of calls, and logged
+_LEFT_OUT = re.compile(r"^// (a call of .+)$", re.MULTILINE)
+OPTIONS = frozenset(_COMPACT)  # what a schema may have in ``x-guidance``
 
 _SCHEMAS = ("items", "additionalItems", "additionalProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -64,6 +65,7 @@ FORMATS = {
     "hostname": ("^.{1,253}$",),
 }
 """What strings of a format must match beside llguidance's own pattern of that format."""
+_FOLLOWED = {*FORMATS, "duration", "email", "ipv4", "ipv6", "uuid", "uri"}  # by the standard, others are notes
 
 _QUANTITY = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _REGEX = re.compile(  # in one way only, so that no part is read twice: what is not closed goes on to the end
@@ -112,12 +114,13 @@ def grammar_of(kind: str, text: str) -> str:
         raise ValueError(f"a member of it has a value of another kind than JSON Schema's: {error}") from None
 
 
-def fault_in(grammar: str) -> str:
-    """Returns why llguidance cannot follow ``grammar``, as far as it is known without a tokenizer, or an empty text."""
+def judged(grammar: str) -> tuple[str, list[str]]:
+    """Returns why llguidance cannot follow ``grammar``, as far as it is known without a tokenizer, or an empty text;
+    and what it leaves out."""
     from llguidance import LLMatcher, LLParserLimits
 
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits(**LIMITS))
-    return messages[0] if failed else ""
+    failed, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits(**LIMITS))
+    return (told[0], []) if failed else ("", told)
 
 
 def read_json(text: str) -> Any:
@@ -142,11 +145,18 @@ def _choices(text: str) -> list[str]:
 
 
 def _called(rule: re.Match[str]) -> str:
+    from llguidance import LLMatcher
+
     tool, schema = read_json(rule[2])
     try:
-        return f"{rule[1]}%json {json.dumps(exact(schema, **_CALLED))}"
+        written = json.dumps(exact(schema, **_LENIENT))
+        fault, told = judged(LLMatcher.grammar_from_json_schema(written))
     except ValueError as error:
-        raise ValueError(f"a call of {tool!r} cannot be forced to follow its parameters: {error}") from None
+        fault = str(error)
+    if fault:
+        raise ValueError(f"a call of {tool!r} cannot be forced to follow its parameters: {fault}")
+    notes = [f"// a call of {tool!r} is forced without all of its schema: {' '.join(one.split())}\n" for one in told]
+    return f"{''.join(notes)}{rule[1]}%json {written}"
 
 
 def exact(schema: Any, **options: Any) -> Any:
@@ -164,14 +174,16 @@ def exact(schema: Any, **options: Any) -> Any:
     todo: list[tuple[Place, Any]] = [("#", schema)]
     while todo:
         place, one = todo.pop()
-        changed[id(one)] = _checked(place, one, multiples, root=one is schema)
+        changed[id(one)] = _checked(place, one, multiples, root=one is schema) | _named(one, schema, place)
         for name, below in (*_below(one), *_referred(one, schema, place)):
             if isinstance(below, Mapping) and id(below) not in found:
                 found.add(id(below))
                 todo.append((name if name.startswith("#") else (place, name), below))
     _check_multiples(multiples)
-    own = {"json_allowed_escapes": 'nrbtf\\"'}  # else a name could be spelled in two ways
-    return _rebuilt(schema, changed) | {"x-guidance": own | options | schema.get("x-guidance", {})}
+    own: dict[str, Any] = {"json_allowed_escapes": 'nrbtf\\"'}  # else a name could be spelled in two ways
+    given = schema.get("x-guidance", {})
+    own |= {} if given.get("whitespace_flexible") else _COMPACT
+    return _rebuilt(schema, changed) | {"x-guidance": own | options | given}
 
 
 def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -188,8 +200,12 @@ def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place) -> Iterator[tuple[str, Any]]:
     reference = schema.get("$ref")
-    if not isinstance(reference, str):
-        return
+    if isinstance(reference, str):
+        yield reference, _at(reference, root, place)
+
+
+def _at(reference: str, root: Mapping[str, Any], place: Place) -> Any:
+    """Returns what stands in ``root`` where ``reference`` points; ``None``: nothing."""
     if reference != "#" and not reference.startswith("#/"):
         raise _fault(place, "$ref", reference, "# and places in the schema itself, as in #/$defs/name")
     found: Any = root
@@ -199,14 +215,34 @@ def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place) 
             found = found[int(step)] if step.isdecimal() and int(step) < len(found) else None
         else:
             found = found.get(step) if isinstance(found, Mapping) else None
-    yield reference, found
+    return found
+
+
+def _named(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Returns members in place of ``propertyNames``, as generators write it for a dict: any texts, or some of them."""
+    given = schema.get("propertyNames")
+    if isinstance(given, Mapping) and isinstance(given.get("$ref"), str):
+        given = _at(given["$ref"], root, place)
+    if not isinstance(given, Mapping) or given.get("type", "string") != "string":
+        return {}
+    if not (said := given.keys() - {"type", "title"}):
+        return {"propertyNames": None}
+    names = [given["const"]] if "const" in said else given.get("enum")
+    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if len(said) > 1 or not known or schema.keys() & {*_MAPS}:
+        return {}
+    _check_value((place, "propertyNames"), names)
+    found = dict.fromkeys(names, schema.get("additionalProperties", True))
+    return {"propertyNames": None, "properties": found, "additionalProperties": False}
 
 
 def _rebuilt(schema: Any, changed: Mapping[int, dict[str, Any]]) -> Any:
-    """Returns a copy of ``schema`` in which what was changed is in the place of what stood there."""
+    """Returns a copy of ``schema`` in which what was changed is in the place of what stood there; ``None``: nothing."""
     if isinstance(schema, Mapping):
         new = changed.get(id(schema), {})
-        return {key: _rebuilt(value, changed) for key, value in {**schema, **new}.items()}
+        return {
+            key: _rebuilt(value, changed) for key, value in {**schema, **new}.items() if new.get(key, 0) is not None
+        }
     if isinstance(schema, list | tuple):
         return [_rebuilt(one, changed) for one in schema]
     return schema if not isinstance(schema, float) or math.isfinite(schema) else None  # in a note, such as a default
@@ -229,6 +265,9 @@ def _checked(place: Place, schema: Mapping[str, Any], multiples: list[Decimal], 
     changed = _apart(schema)
     if (patterns := FORMATS.get(str(schema.get("format")))) and isinstance(several := schema.get("allOf", []), list):
         changed["allOf"] = [*several, *({"pattern": pattern} for pattern in patterns)]
+    if isinstance(schema.get("format"), str) and schema["format"] not in _FOLLOWED:
+        changed["format"] = "unknown"
+    changed |= {"uniqueItems": None} if schema.get("uniqueItems") is False else {}
     if schema.get("minimum") == -_LARGEST:
         changed["minimum"] = -_LARGEST + 1024  # the next double: llguidance cannot negate the smallest integer
     return changed
@@ -432,7 +471,7 @@ def _tried(kind: str, text: str) -> dict[str, Any]:
     before = _memory()[1]
     try:
         grammar = grammar_of(kind, text)
-        fault = fault_in(grammar)
+        fault, _ = judged(grammar)
     except MemoryError:
         os.abort()  # as llguidance itself ends without memory
     except ValueError as error:
@@ -443,7 +482,7 @@ def _tried(kind: str, text: str) -> dict[str, Any]:
     known = re.sub(r"<\[\d+\]>", f"<[{tokens.vocab_size - 1}]>", grammar)  # the model's tokens, of which none is known
     matcher = LLMatcher(tokens, known, log_level=0, limits=LLParserLimits(**LIMITS))
     matcher.compute_bitmask()
-    return {"grammar": grammar, "size": _memory()[1] - before}
+    return {"grammar": grammar, "size": _memory()[1] - before, "left_out": _LEFT_OUT.findall(grammar)}
 
 
 def _memory() -> list[int]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import CheckpointError, InvalidRequest
 from ...core.request import Structure
-from .grammar import LIMITS, fault_in, grammar_of
+from .grammar import LIMITS, grammar_of, judged
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -46,7 +46,7 @@ def fault_of(structure: Structure) -> str:
 
     The fault is returned, not raised, since an error that leaves one of trio's threads is part of a reference cycle."""
     try:
-        fault = fault_in(_grammar(structure))
+        fault, _ = judged(_grammar(structure))
     except InvalidRequest as error:
         return str(error)
     return str(bad(structure, fault)) if fault else ""

@@ -67,6 +67,16 @@ async def test_a_structure_is_tried_once_and_then_kept() -> None:
 
 
 @pytest.mark.real_time
+async def test_what_a_forced_call_need_not_follow_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    rule = json.dumps(["put", {"type": "array", "uniqueItems": True}])
+    structure, model, compiler = Structure(kind="lark", text=f"start: a\na: %exact {rule}"), Kept(), Compiler()
+    for _ in range(2):
+        await compiler.compile(structure, model)
+    (line,) = caplog.messages
+    assert line == "a call of 'put' is forced without all of its schema: Unimplemented keys: [\"uniqueItems\"]"
+
+
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("structure", "told"),
     [

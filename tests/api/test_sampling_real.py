@@ -23,7 +23,6 @@ SCHEMA = {
     "properties": {"room": {"enum": ["hall", "kitchen"]}},
     "required": ["room"],
     "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},  # a model that has never seen JSON would write blanks for ever
 }
 
 

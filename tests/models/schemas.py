@@ -108,7 +108,9 @@ APPLIED = ["anyOf", "oneOf", "allOf", "$ref", "const", "enum"]
 
 
 def _below(name: str, schema: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    if name in ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "unevaluatedProperties"):
+    if name == "propertyNames":
+        return st.one_of(schema, st.fixed_dictionaries({"enum": st.lists(NAMES, max_size=3)}))
+    if name in ("items", "additionalProperties", "contains", "not", "if", "unevaluatedProperties"):
         return schema
     if name in ("prefixItems", "anyOf", "oneOf", "allOf"):
         return st.lists(schema, min_size=1, max_size=3)
