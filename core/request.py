@@ -219,8 +219,8 @@ class SamplingParams:
             hypotheses, as soon as the best beam would not be among them if it ended now. This is
             ``early_stopping=False``.
         skip_special_tokens: leave special tokens out of the text. False: write them as the vocabulary spells
-            them, except for the one that ends the text. ``None``: False for a request with tools, since some models
-            mark tool calls with special tokens; else True.
+            them, except for the one that ends the text. ``None``: True, except for those special tokens that mark
+            the calls of a request with tools.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -248,7 +248,7 @@ class SamplingParams:
     patience: float | None = checked(
         None, number(0, 1000, above=True).or_none("search until no beam can become better")
     )
-    skip_special_tokens: bool | None = checked(None, flag().or_none("True, and False for a request with tools"))
+    skip_special_tokens: bool | None = checked(None, flag().or_none("True, but for marks of tool calls"))
 
     def __attrs_post_init__(self) -> None:
         settle(self)
@@ -449,6 +449,7 @@ class Request:
     items: tuple[EncoderItem, ...] = ()
     sampling: SamplingParams = SamplingParams()
     rules: LogitRules = LogitRules()
+    calls: bool = False  # it has tools: marks of calls are part of its text, unless its sampling says otherwise
     probe: Probe | None = None
     pooling: Pooling | None = None
     alignment: Alignment | None = None

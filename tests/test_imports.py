@@ -57,7 +57,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "api/speech": {"inputs", "outputs"},
     "api/tools": set(),
     "api/live": {"inputs", "outputs", "speech"},
-    "api/hosts": {"inputs", "live", "outputs", "speech"},
+    "api/hosts": {"inputs", "live", "outputs", "speech", "tools"},
     "api/command_line": {"api", "formats", "inputs", "outputs", "speech"},
     "server": {"endpoints", "manners", "schemas", "view"},
     "server/endpoints": {"schemas", "server", "view"},

@@ -48,6 +48,7 @@ from ..speech.silero import Silero
 from ..speech.speakers import DiarizeQuery, diarize
 from ..speech.transcription import SegmentStream, Transcription
 from ..speech.windows import Generated
+from ..tools.formats import silent_beside_calls
 from .alternatives import run_together
 from .backend import Backend
 from .door import Door
@@ -83,7 +84,9 @@ class TrioEngine:
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._live: set[LiveTranscription] = set()
-        self._texts: dict[bool, tuple[TokenBytes, frozenset[int]]] = {}  # with the silent tokens; by `TokenBytes.skip`
+        self._texts: dict[
+            bool | None, tuple[TokenBytes, frozenset[int]]
+        ] = {}  # with the silent tokens; see `_texts_of`
         self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
         self._compiler = Compiler()
 
@@ -467,17 +470,21 @@ class TrioEngine:
     def _text_deltas(self, request: Request) -> TextDeltas:
         """Returns what turns the tokens of ``request`` into text. Timestamps and special tokens are part of a
         completion's tokens, but not of its text unless the request includes special tokens."""
-        return TextDeltas(*self._texts_of(request.sampling.skip_special_tokens is not False))
+        skip = request.sampling.skip_special_tokens
+        return TextDeltas(*self._texts_of(None if request.calls and skip is None else skip is not False))
 
     def token_bytes(self) -> TokenBytes:
         """Returns the bytes of the model's tokens in texts without special tokens. All requests share them."""
         return self._texts_of(skip=True)[0]
 
-    def _texts_of(self, skip: bool) -> tuple[TokenBytes, frozenset[int]]:
+    def _texts_of(self, skip: bool | None) -> tuple[TokenBytes, frozenset[int]]:
+        """Returns the bytes of tokens in texts with special tokens, without (``skip``), or with those alone that mark
+        calls (``None``); and the tokens that give no text."""
         if skip not in self._texts:
             description = self.model
             end = description.vocabulary_size
             first = end if description.text_tokens is None else description.text_tokens
             silent = frozenset({*description.eos_token_ids, *range(first, end)} if skip else ())
-            self._texts[skip] = TokenBytes(description.tokenizer, skip), silent
+            silent |= silent_beside_calls(description) if skip is None else frozenset()
+            self._texts[skip] = TokenBytes(description.tokenizer, bool(skip)), silent
         return self._texts[skip]

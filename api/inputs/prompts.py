@@ -85,7 +85,7 @@ async def build_request(
     """
     if description.kind in _WITHOUT_TEXT:
         raise InvalidRequest(f"{description.architecture} {_WITHOUT_TEXT[description.kind]}")
-    sampling = resolved(query.sampling, tools=bool(query.tools))
+    sampling = resolved(query.sampling)
     if description.frame_seconds:
         check_greedy(sampling, description.architecture)
     priority = read_priority(query.priority)
@@ -101,6 +101,7 @@ async def build_request(
         prompt_token_ids=prepared.token_ids,
         items=prepared.items,
         sampling=sampling if structure is None else evolve(sampling, structure=structure),
+        calls=bool(query.tools),
         rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
         max_tokens=max_tokens,
         priority=priority,
@@ -394,12 +395,6 @@ def check_greedy(sampling: SamplingParams, architecture: str) -> None:
         )
 
 
-def resolved(sampling: SamplingParams, *, tools: bool) -> SamplingParams:
-    """Returns ``sampling`` with a fresh seed if it has none. If the request has tools, special tokens stay in the text,
-    unless ``sampling`` says otherwise.
-    """
-    if sampling.seed is None:
-        sampling = evolve(sampling, seed=secrets.randbits(63))
-    if tools and sampling.skip_special_tokens is None:
-        sampling = evolve(sampling, skip_special_tokens=False)
-    return sampling
+def resolved(sampling: SamplingParams) -> SamplingParams:
+    """Returns ``sampling`` with a fresh seed if it has none."""
+    return evolve(sampling, seed=secrets.randbits(63)) if sampling.seed is None else sampling

@@ -181,6 +181,20 @@ def _special(tokenizer: Any, syntax: Syntax) -> dict[str, int]:
     """The ids of the markers of ``syntax`` that are special tokens. Encoding a text never gives such a token, and
     decoding one gives no text.
     """
-    known = getattr(tokenizer, "added_tokens_decoder", {})
-    added = {token.content: token_id for token_id, token in known.items() if token.special}
+    added = _added(tokenizer)
     return {marker: added[marker] for marker in syntax.markers if marker in added}
+
+
+def _added(tokenizer: Any) -> dict[str, int]:
+    known = getattr(tokenizer, "added_tokens_decoder", {})
+    return {token.content: token_id for token_id, token in known.items() if token.special}
+
+
+def silent_beside_calls(model: ModelDescription) -> frozenset[int]:
+    """The special tokens that mark no call in the texts of a model. None if its chat template writes calls in no known
+    format: any of them may mark one."""
+    own = str(getattr(model.tokenizer, "response_template", None) or "").replace("\\", "")  # it may have expressions
+    if model.preparer is None or not (own or find_format(model.preparer.tool_template)):
+        return frozenset()
+    marks = {mark for syntax in SYNTAXES.values() for mark in syntax.markers}
+    return frozenset(token for text, token in _added(model.tokenizer).items() if text not in marks and text not in own)

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ...core.tools import Tool
 from .syntax import BLANKS, CallReading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule, schema_of
-from .text import Match, NoCall, Pattern, Text, is_value
+from .text import Match, NoCall, Pattern, Text, escaped, is_value
 
 # -- calls with a name -------------------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ class NamedCalls(Syntax):
     @property
     def markers(self) -> tuple[str, ...]:
         """All markers."""
-        return tuple(filter(None, (self.before, self.begin, self.middle, self.end, self.after)))
+        return tuple(filter(None, (self.before, self.begin, self.middle, self.ignored, self.end, self.after)))
 
     @cached_property
     def head(self) -> Pattern:
@@ -65,7 +65,7 @@ class NamedCalls(Syntax):
         if head["name"] not in tools:
             raise NoCall
         _, end = text.value(head.end())
-        return CallReading((ToolCall(head["name"], text.text[head.end() : end]),), end, self._after)
+        return CallReading((ToolCall(head["name"], escaped(text.text[head.end() : end])),), end, self._after)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with all their markers."""
@@ -79,7 +79,7 @@ class NamedCalls(Syntax):
 
 # -- calls that are objects --------------------------------------------------------------------------------------------
 
-_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
+_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "function"})
 _FIRST = regex.compile(rf'\{{{BLANKS}(?=")')
 _COLON = regex.compile(rf"{BLANKS}:{BLANKS}(?=[^ \t\r\n])")
 _NEXT = regex.compile(rf'{BLANKS}(?:,{BLANKS}(?=")|\}})')
@@ -117,10 +117,11 @@ class JsonCalls(Syntax):
 
     @cached_property
     def _after(self) -> tuple[Pattern, ...]:
-        """Another call behind `between`, or the marker at the end."""
-        between = "" if self.array else regex.escape(self.between.strip())
-        more = (regex.compile(rf"{BLANKS}{between}{BLANKS}(?=\{{)"),) if between else ()
-        return (*more, *closing(self.end.strip()))
+        """Another call behind `between`, or the marker at the end. Models write a brace too many before the marker, and
+        two calls before one, now and then."""
+        between, end = "" if self.array else regex.escape(self.between.strip()), regex.escape(self.end.strip())
+        more = (regex.compile(rf"{BLANKS}{between}{BLANKS}(?=\{{)"),) if between or end else ()
+        return (*more, regex.compile(rf"{BLANKS}\}}?+{BLANKS}{end}(?P<end>)")) if end else more
 
     @cached_property
     def _after_in_array(self) -> tuple[Pattern, ...]:
@@ -128,8 +129,10 @@ class JsonCalls(Syntax):
         return (more, *closing("]", self.end.strip()), *closing("]"))
 
     def read(self, text: Text, head: Match, tools: Tools) -> CallReading:
-        """Reads the object."""
+        """Reads the object, or the object that is its member ``function``, as in OpenAI's messages."""
         members, end = _members(text, head.end())
+        if "function" in members and not members.keys() - {"function", "id", "type"}:
+            members, _ = _members(Text(members["function"][1], ended=True), 0)
         name, _ = members.get("name", (None, ""))
         if not isinstance(name, str) or name not in tools or {"arguments", "parameters"} <= members.keys():
             raise NoCall
@@ -172,10 +175,10 @@ def _members(text: Text, place: int) -> tuple[dict[str, tuple[Any, str]], int]:
 def _arguments(value: Any, text: str) -> str:
     """The text of the object of arguments. Some models write the object as a JSON string, and some write null for no
     arguments."""
-    if value is None:
+    if value in (None, ""):
         return "{}"
     if isinstance(value, str) and value.lstrip().startswith("{") and is_value(value):
         return value
     if not isinstance(value, dict):
         raise NoCall
-    return text
+    return escaped(text)

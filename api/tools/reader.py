@@ -19,6 +19,9 @@ class ToolReader:
     The content is the text without its calls; if there are calls, blanks at both ends of the content are removed, too.
     Text that only looks like a call (broken JSON, an unknown tool) is content, so a call is returned only when it is
     complete. The joined parts depend only on the text, never on how it was cut.
+
+    Attributes:
+        unread: how many marks with which calls begin are in the content, since no call could be read behind them.
     """
 
     _syntax: Syntax
@@ -28,6 +31,7 @@ class ToolReader:
     _blanks: list[str] = field(init=False, factory=list)  # after the content: returned with the next content
     _has_content: bool = field(init=False, default=False)  # content was returned
     _calls: int = field(init=False, default=0)
+    unread: int = field(init=False, default=0)
 
     def feed(self, text: str) -> tuple[ToolPart, ...]:
         """Adds the next piece, ``text``, and returns the parts that are certain now.
@@ -92,6 +96,7 @@ class ToolReader:
         """Adds content. Blanks are held back until more content follows, or there are no calls at all. Those between
         calls at the beginning of the text and the content are dropped.
         """
+        self.unread += sum(map(text.count, self._syntax.markers[:1]))
         content = text if is_all else text.rstrip()
         if content or is_all:
             first = self._calls and not self._has_content

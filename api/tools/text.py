@@ -32,6 +32,9 @@ def _refuse(constant: str) -> Never:
 
 
 _JSON = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse)  # numbers may have any length
+_RAW = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse, strict=False)
+_STRING = regex.compile(r'"(?:[^"\\]|\\(?s:.))*+"')
+_CONTROL = regex.compile(r"[\x00-\x1f]")
 
 
 @define(eq=False)
@@ -62,10 +65,11 @@ class Text:
             raise More
         return found
 
-    def value(self, place: int) -> tuple[Any, int]:
-        """The JSON value (RFC 8259) at ``place``, and its end. Numbers count as integers."""
+    def value(self, place: int, *, raw: bool = True) -> tuple[Any, int]:
+        """The JSON value (RFC 8259) at ``place``, and its end. Numbers count as integers. ``raw``: texts may have line
+        ends and other control characters, which models forget to escape."""
         try:
-            found, end = _JSON.raw_decode(self.text, place)
+            found, end = (_RAW if raw else _JSON).raw_decode(self.text, place)
         except json.JSONDecodeError as error:
             is_cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - _LONGEST_PART
             raise (More if is_cut and not self.ended else NoCall) from None
@@ -88,6 +92,11 @@ def is_value(text: str) -> bool:
     """True if ``text`` is a JSON value."""
     bare = text.strip(" \t\r\n")
     try:
-        return Text(bare, ended=True).value(0)[1] == len(bare)
+        return Text(bare, ended=True).value(0, raw=False)[1] == len(bare)
     except NoCall:
         return False
+
+
+def escaped(text: str) -> str:
+    """``text``, which `Text.value` has read, as JSON whose strings have no control characters."""
+    return _STRING.sub(lambda one: _CONTROL.sub(lambda sign: json.dumps(sign[0])[1:-1], one[0]), text)

@@ -17,7 +17,7 @@ from attrs import frozen
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 from .syntax import BLANKS, CallReading, Syntax, ToolCall, Tools, Write, choice, closing, json_rule, left_out
-from .text import Match, More, NoCall, Pattern, Text, is_value
+from .text import Match, NoCall, Pattern, Text, is_value
 
 # -- values of a schema ------------------------------------------------------------------------------------------------
 
@@ -107,6 +107,11 @@ _NEXT = regex.compile(f"{BLANKS}(?:{_FUNCTION_END}|{_PARAMETER}(?P<key>[^<>\\n]*
 _AFTER = closing(_END)
 _LINE = regex.compile(r"\n?+(?=(?s:.))")
 _CLOSED = regex.compile(f"{BLANKS}{_PARAMETER_END}")
+_STOPS = (
+    rf"(?P<closed>{_PARAMETER_END})|(?=\n{_PARAMETER}(?P<key>{_KEY.pattern})>)|(?=\n{_FUNCTION_END}{BLANKS}(?:{_END}"
+)
+_STOP, _LAST_STOP = regex.compile(_STOPS + "))"), regex.compile(_STOPS + r"|\Z))")
+"""The end of a parameter's text: its tag, or where models omit it, the tag of another parameter or of the end."""
 _SAID = frozenset({"type", "properties", "required", "additionalProperties"})
 """The keys in the schema of parameters that a grammar can follow."""
 _SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "$comment", "examples", "x-guidance"})
@@ -129,13 +134,16 @@ class XmlCalls(Syntax):
         if head["name"] not in tools:
             raise NoCall
         found: dict[str, str] = {}
+        tool = tools[head["name"]]
+        others = frozenset(_properties(tool))
         tag = text.match(_NEXT, head.end())
         while (key := tag["key"]) is not None:
             if key in found:
                 raise NoCall
-            found[key], end = _value(text, tag.end())
+            others = others - {key}
+            found[key], end = _value(text, tag.end(), others)
             tag = text.match(_NEXT, end)
-        return CallReading((ToolCall(head["name"], _object(found, tools[head["name"]])),), tag.end(), _AFTER)
+        return CallReading((ToolCall(head["name"], _object(found, tool)),), tag.end(), _AFTER)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls whose parameters come in the order of the schema.
@@ -149,24 +157,32 @@ class XmlCalls(Syntax):
         return choice(start, {f"call_{index}": "\n".join(_rules(tool, index)) for index, tool in enumerate(tools)})
 
 
-def _object(texts: Mapping[str, str], tool: Tool) -> str:
+def _properties(tool: Tool) -> Mapping[str, Any]:
     schema = tool.parameters or {}
-    properties = resolved(schema, schema).get("properties", {})
+    found: Mapping[str, Any] = resolved(schema, schema).get("properties", {})
+    return found
+
+
+def _object(texts: Mapping[str, str], tool: Tool) -> str:
+    schema, properties = tool.parameters or {}, _properties(tool)
     values = {key: as_json(text, types_of(properties.get(key, {}), schema)) for key, text in texts.items()}
     return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items()) + "}"
 
 
-def _value(text: Text, place: int) -> tuple[str, int]:
-    """A parameter's text, and the end of the tag behind it. A string within JSON may contain that tag."""
-    start, end = text.match(_LINE, place).end(), -1
+def _value(text: Text, place: int, others: Collection[str]) -> tuple[str, int]:
+    """A parameter's text, and the end of the tag behind it. A string within JSON may contain that tag. ``others``: the
+    parameters that may follow."""
+    start, found = text.match(_LINE, place).end(), None
     if text.text[start] in "{[":
         with suppress(NoCall):  # not JSON: a text that begins with a bracket
-            end = text.match(_CLOSED, text.value(start)[1]).end() - len(_PARAMETER_END)
-    if end < 0:
-        end = text.text.find(_PARAMETER_END, start)
-    if end < 0:
-        raise NoCall if text.ended else More
-    return text.text[start:end].removesuffix("\n"), end + len(_PARAMETER_END)
+            end = text.value(start)[1]
+            found = text.match(_CLOSED, end)
+            return text.text[start : found.end() - len(_PARAMETER_END)].removesuffix("\n"), found.end()
+    end = start
+    while found is None or (found["key"] is not None and found["key"] not in others):
+        found = text.whole(text.search(_LAST_STOP if text.ended else _STOP, end))
+        end = found.end() + (found["key"] is not None)
+    return text.text[start : found.start()].removesuffix("\n"), found.end()
 
 
 # -- grammar ---------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ async def asked(
     messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
         await decode_media(engine, body, messages, request)
-        tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
+        tools = Tools.of(body, engine.model, server_of(request).settings.tool_format, exchange_of(request).told)
         sampling = sampling_of(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,

@@ -28,11 +28,14 @@ class Tools:
     given: tuple[Tool, ...]  # parsed once, since the reader of each answer needs them
     choice: str
     parallel: bool
+    told: dict[str, object]  # the request's line in the access log
 
     @classmethod
-    def of(cls, body: chat.ChatRequest, model: ModelDescription, name: str | None) -> Tools | None:
+    def of(
+        cls, body: chat.ChatRequest, model: ModelDescription, name: str | None, told: dict[str, object]
+    ) -> Tools | None:
         """Returns the tools of ``body``; ``None``: there are no tools, or none may be called. ``name``: the tool format
-        from the settings of the server.
+        from the settings of the server. ``told`` gets the number of calls that could not be read.
 
         Raises:
             InvalidRequest: the checkpoint's template writes calls in no known format.
@@ -47,7 +50,7 @@ class Tools:
         given = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools])
         choice = body.tool_choice or "auto"
         named = choice.function.name if isinstance(choice, chat.NamedTool) else choice
-        return cls(ToolFormat.of(model, name), given, named, body.parallel_tool_calls is not False)
+        return cls(ToolFormat.of(model, name), given, named, body.parallel_tool_calls is not False, told)
 
     def structure(self) -> Structure | None:
         """Returns the structure that the output must have; ``None``: any text."""
@@ -55,17 +58,24 @@ class Tools:
         return self.format.structure(self.given, self.choice, parallel=parallel)
 
     def message(self, text: str) -> chat.AnswerMessage:
-        """Returns the message of a whole answer."""
-        content, calls = self.format.parse(text, self.given)
-        message = chat.AnswerMessage(role="assistant", content=content, refusal=None)
-        if calls:
-            functions = [chat.CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
-            message.tool_calls = [chat.AnsweredCall(id=_new_id(), type="function", function=one) for one in functions]
-        return message
+        """Returns the message of a whole answer: the sum of its deltas."""
+        content, calls = list[str](), list[chat.AnsweredCall]()
+        for delta in self.reader().feed(text, last=True):
+            content += [delta.content] if delta.content is not None else []
+            for call in delta.tool_calls or ():
+                assert call.function is not None, "a delta of a call has more of its function"
+                if call.id is not None:
+                    function = chat.CalledFunction(name=call.function.name or "", arguments="")
+                    calls.append(chat.AnsweredCall(id=call.id, type="function", function=function))
+                calls[-1].function.arguments += call.function.arguments or ""
+        whole = "".join(content) if content or not calls else None
+        return chat.AnswerMessage(
+            role="assistant", content=whole, refusal=None, **({"tool_calls": calls} if calls else {})
+        )
 
     def reader(self) -> CallReader:
         """Returns a reader of one answer, piece by piece."""
-        return CallReader(self.format.reader(self.given))
+        return CallReader(self.format.reader(self.given), self.parallel, self.told)
 
 
 @define(eq=False)
@@ -73,12 +83,17 @@ class CallReader:
     """Turns the text of one answer into the deltas of its stream. ``called``: the answer has a tool call."""
 
     _reader: ToolReader
+    _parallel: bool
+    _told: dict[str, object]
     called: bool = field(default=False, init=False)
 
     def feed(self, text: str, *, last: bool) -> list[chat.MessageDelta]:
-        """Returns what ``text`` adds to the message."""
+        """Returns what ``text`` adds to the message. Calls after the first are left out where the client wants one."""
         parts = [*self._reader.feed(text), *(self._reader.end() if last else ())]
-        return [self._delta(part) for part in parts]
+        if last and self._reader.unread:
+            self._told["unread_calls"] = self._reader.unread
+        wanted = (one for one in parts if self._parallel or isinstance(one, ContentPiece) or not one.index)
+        return [self._delta(part) for part in wanted]
 
     def _delta(self, part: ToolPart) -> chat.MessageDelta:
         match part:

@@ -140,7 +140,7 @@ class SamplingBody(Ignored):
     repetition_penalty: float | None = Field(default=None, ge=0.001, le=1_000.0)
     min_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = Field(default=None, description="Default: true, but false with tools.")
+    skip_special_tokens: bool | None = Field(default=None, description="Default: true, but for marks of calls.")
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: int | None = Field(default=None, ge=-100, le=100, description="Smaller numbers run first.")
 

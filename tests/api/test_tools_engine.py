@@ -141,6 +141,11 @@ async def test_special_tokens_are_in_the_text_of_a_request_with_tools_and_of_one
             assert completion.text == text
             async with engine.stream(**asked, **options) as deltas:
                 assert "".join([delta.text async for delta in deltas]) == text
+        tokenizer = engine.model.tokenizer  # of all special tokens, those alone that mark calls
+        bias = {tokenizer.bos_token_id: 1e6}
+        for options, text in (({"tools": [NOW]}, ""), ({"skip_special_tokens": False}, tokenizer.bos_token * 2)):
+            told = await engine.generate(messages=MESSAGES, logit_bias=bias, max_tokens=2, **options)
+            assert (told.text, told.token_ids) == (text, (tokenizer.bos_token_id,) * 2)
         both = await engine.generate(messages=MESSAGES, beam_size=2, max_tokens=4, skip_special_tokens=False)
         assert both.text == engine.model.tokenizer.decode(both.token_ids, skip_special_tokens=False)
 

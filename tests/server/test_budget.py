@@ -16,7 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 import trio
 import trio.testing
 from attrs import define, field
@@ -135,7 +137,9 @@ def test_however_exchanges_end_the_budget_is_whole_again(plans: list[Any]) -> No
 @pytest.fixture(scope="module")
 def small(models: dict[str, str]) -> Iterator[Served]:
     """A server with 16 MiB for all requests."""
-    with served({name: models[name] for name in ("whisper", "llama", "qwen2_vl")}, request_memory=MEMORY) as running:
+    with served(
+        {name: models[name] for name in ("whisper", "llama", "qwen2_vl", "qwen2_audio")}, request_memory=MEMORY
+    ) as running:
         yield running
 
 
@@ -204,12 +208,21 @@ def test_pictures_count_by_their_pixels_before_they_are_decoded(small: Served, m
     is_whole(small)
 
 
+def sound() -> dict[str, Any]:
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros(1_600, np.float32), 16_000, format="FLAC")
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data.getvalue()).decode()}}
+
+
 @needs_sockets
-def test_a_picture_waits_for_the_memory_of_others(small: Served) -> None:
+@pytest.mark.parametrize(
+    ("model", "part"), [("qwen2_vl", picture(60)), ("qwen2_audio", sound())], ids=["image", "audio"]
+)
+def test_a_picture_or_audio_waits_for_the_memory_of_others(small: Served, model: str, part: dict[str, Any]) -> None:
     other = small.ask(small.server.budget.account)
     small.ask(lambda: other.take(MEMORY - 2**20))
     with closing(small.connect()) as connection:
-        body = json.dumps(looks(picture(60))).encode()
+        body = json.dumps({**looks(part), "model": model}).encode()
         connection.sendall(head(CHAT, len(body), JSON) + body)
         small.until(small.server._first.locked)
         small.ask(other.close)

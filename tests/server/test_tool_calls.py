@@ -1,0 +1,105 @@
+"""The calls in a model's text as answers of the server have them: whole, piece by piece, with log-probabilities."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triolet import Completion, Delta, ToolFormat
+from triolet.api.outputs.detokenizer import TokenBytes
+from triolet.api.outputs.results import Usage
+from triolet.core.request import FinishReason
+from triolet.core.tools import read_tools
+from triolet.server.endpoints import chat, responses
+from triolet.server.endpoints.tool_calls import Tools
+from triolet.server.schemas.chat import ChatRequest
+from triolet.server.schemas.responses import ResponsesRequest
+from triolet_testing.sim_model import SimTokenizer
+
+NAMES = ("get", "now")
+GIVEN = [{"type": "function", "function": {"name": name}} for name in NAMES]
+CALLS = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in NAMES)
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": GIVEN}
+
+
+def tools(*, parallel: bool = True, choice: str = "auto", told: dict[str, object] | None = None) -> Tools:
+    return Tools(ToolFormat.named("hermes"), read_tools(GIVEN), choice, parallel, {} if told is None else told)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_one_call_is_answered_where_the_client_wants_one_whole_and_as_a_stream(parallel: bool) -> None:
+    text = f"a {CALLS} b"
+    message = tools(parallel=parallel).message(text)
+    called = [call.function.name for call in message.tool_calls or ()]
+    assert (message.content, called) == ("a  b", ["get", "now"][: 2 if parallel else 1])
+    reader = tools(parallel=parallel).reader()
+    deltas = [delta for index, one in enumerate(text, 1) for delta in reader.feed(one, last=index == len(text))]
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+    assert [call.function.name for one in deltas for call in one.tool_calls or () if call.id] == called
+
+
+def test_one_function_that_must_be_called_is_called_once() -> None:
+    form = ToolFormat.named("hermes")
+    for choice in ("required", "get"):
+        expected = form.structure(GIVEN, choice, parallel=choice == "required")
+        assert tools(choice=choice).structure() == expected != form.structure(GIVEN, choice, parallel=choice == "get")
+
+
+def test_calls_that_cannot_be_read_are_content_and_counted_in_the_access_log() -> None:
+    told: dict[str, object] = {}
+    message = tools(told=told).message("<tool_call>{'name': 'get'}</tool_call> b")
+    assert (message.content, message.tool_calls) == ("<tool_call>{'name': 'get'}</tool_call> b", None)
+    assert told == {"unread_calls": 1}
+    assert tools(told=(none := {})).message(CALLS).content is None
+    assert not none
+
+
+# -- log-probabilities -------------------------------------------------------------------------------------------------
+
+TEXTS = ("a ", CALLS, " b")
+TOKENS = SimTokenizer().encode("".join(TEXTS))
+ENGINE: Any = SimpleNamespace(inside=SimpleNamespace(token_bytes=lambda: TokenBytes(SimTokenizer())))
+
+
+def deltas() -> list[Delta]:
+    """A token each, with its number as its log-probability."""
+    found = [
+        Delta(text=chr(97 + token), token_ids=(token,), logprobs=(-float(place),)) for place, token in enumerate(TOKENS)
+    ]
+    usage = Usage(prompt_tokens=1, completion_tokens=len(found))
+    return [*found, Delta(text="", token_ids=(), finish_reason=FinishReason.STOP, usage=usage)]
+
+
+async def test_each_token_beside_a_call_has_its_log_probability_once() -> None:
+    """Those of the call itself, too, as in the whole answer."""
+    body, events = ChatRequest(**BODY, logprobs=True), list[Any]()
+
+    async def write(event: Any) -> None:
+        events.append(event)
+
+    writer = chat._ChunkWriter(body, SimpleNamespace(write=write), tools())
+    for delta in deltas():
+        await writer.add(ENGINE, 0, delta)
+    told = [one for event in events if (found := event.choices[0].logprobs) for one in found.content]
+    whole = Completion(
+        text="".join(TEXTS),
+        token_ids=tuple(TOKENS),
+        logprobs=tuple(-float(place) for place in range(len(TOKENS))),
+        finish_reason=FinishReason.STOP,
+        usage=Usage(prompt_tokens=1, completion_tokens=1),
+    )
+    assert told == chat._choice(ENGINE, body, tools(), 0, whole).logprobs.content
+    assert [one.logprob for one in told] == list(whole.logprobs)
+
+
+def test_a_text_behind_a_call_has_the_log_probabilities_of_its_own_tokens() -> None:
+    body = ResponsesRequest(model="m", input="a", include=["message.output_text.logprobs"])
+    writer = responses._ItemWriter(body, tools().reader())
+    for delta in deltas():
+        list(writer.add(ENGINE, delta))
+    first, *_, last = writer.answer.output
+    assert [one.logprob for one in first.content[0].logprobs] == [0.0]
+    assert (last.content[0].text, last.content[0].logprobs[-1].logprob) == ("  b", -float(len(TOKENS) - 1))
+    assert len(last.content[0].logprobs) <= len("  b") + len("</tool_call>")
