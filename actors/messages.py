@@ -97,9 +97,10 @@ class Submit:
 
 @frozen
 class AbortRequest:
-    """The engine withdraws a request that the client no longer wants."""
+    """The engine withdraws a request that the client no longer wants, since it has gone or has found a stop string."""
 
     request_id: str
+    stopped: bool = False
 
 
 @frozen

@@ -137,8 +137,8 @@ class Scheduler:
         match message:
             case m.Submit(request, stream):
                 self._accept(request, stream)
-            case m.AbortRequest(request_id):
-                self.planner.abort(request_id)
+            case m.AbortRequest(request_id, stopped):
+                self.planner.abort(request_id, stopped=stopped)
             case m.EncoderReady(holder):
                 self.planner.encoder_ready(holder)
             case m.EncoderRefused(holder, error):
@@ -274,9 +274,9 @@ class Scheduler:
                 self._end(request_id, m.Finished(reason, timings), "finished")
             case a.Fail(request_id, error):
                 self._end(request_id, m.Failed(error), "failed", events.error_text(error))
-            case a.Abort(request_id):
+            case a.Abort(request_id, stopped):
                 timings = self._clients[request_id].timings(trio.current_time())
-                self._end(request_id, m.Aborted(timings), "aborted")
+                self._end(request_id, m.Aborted(timings), "finished" if stopped else "aborted")
             case _:
                 assert_never(action)
 

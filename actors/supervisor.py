@@ -196,10 +196,11 @@ class Supervisor:
             raise EngineClosed("the engine is stopping and takes no new requests; open a new engine")
         self._to_scheduler.send_nowait(m.Submit(request, stream))
 
-    def abort(self, request_id: str) -> None:
-        """Aborts a request. May be called under cancellation and while the engine stops. Never raises."""
+    def abort(self, request_id: str, stopped: bool = False) -> None:
+        """Aborts a request, which counts as finished if it is ``stopped``. May be called under cancellation and while
+        the engine stops. Never raises."""
         if not self._stopped.is_set():
-            self._to_scheduler.send_nowait(m.AbortRequest(request_id))
+            self._to_scheduler.send_nowait(m.AbortRequest(request_id, stopped))
 
     async def sleep(self) -> None:
         """Gives the device back, and returns when that is done."""

@@ -31,8 +31,9 @@ class Backend(Protocol):
             EngineClosed: the backend is stopping.
         """
 
-    def abort(self, request_id: str) -> None:
-        """Aborts a request. Works under cancellation and while the backend stops, and never raises."""
+    def abort(self, request_id: str, stopped: bool = False) -> None:
+        """Aborts a request. ``stopped``: it counts as finished, since its caller has found a stop string. Works under
+        cancellation and while the backend stops, and never raises."""
 
     async def sleep(self) -> None:
         """Releases the device, see `Engine.sleep`."""

@@ -32,9 +32,10 @@ def load_image(source: Any) -> Image:
     left open. The image is turned as its EXIF orientation says, so that it looks as in a viewer. A PIL image is turned
     in a copy, and only if it is still as it was opened. An image that Pillow made from another one (``rotate``,
     ``convert``, ``resize``...) keeps its EXIF data even if it is upright already, so its pixels are taken as they are.
-    If EXIF data cannot be read, the log has a warning, and the image is taken as it is stored. The checkpoint's
-    processor converts other modes to RGB later. PostScript is not read, since Pillow has another program run it; nor
-    are icons, whose header may promise a smaller image than they contain.
+    If EXIF data cannot be read, the log has a warning, and the image is taken as it is stored. Gray values of more than
+    8 bits are scaled to 8: those of 16 bits, floating-point ones from 0 to 1, and of others all that the image has. The
+    checkpoint's processor converts other modes to RGB later. PostScript is not read, since Pillow has another program
+    run it; nor are icons, whose header may promise a smaller image than they contain.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -46,13 +47,13 @@ def load_image(source: Any) -> Image:
         with _LOADING:
             image = _with_pixels(source, "the PIL image")
         as_opened = source.format is not None  # Pillow sets the format only when it opens an image
-        return _upright(image, "the PIL image") if as_opened else image
+        return _in_8_bits(_upright(image, "the PIL image") if as_opened else image)
     if hasattr(source, "__array__"):
         return _with_pixels(Image.fromarray(_checked(source)), "the image array")
     image, name = _open(source)
     with image:
         upright = _upright(_with_pixels(image, name), name)
-        return upright.copy() if upright is image else upright
+        return _in_8_bits(upright.copy() if upright is image else upright)
 
 
 def pixels_of(source: Any, most: int | None = None) -> int:
@@ -113,6 +114,22 @@ def _upright(image: Image, name: str) -> Image:
             f"{name} cannot be rotated as its EXIF orientation says ({type(error).__name__}: {error}); save it "
             "upright, without EXIF data"
         ) from error
+
+
+def _in_8_bits(image: Image) -> Image:
+    """Returns ``image`` with gray values of 8 bits: conversions of Pillow make white of all values above 255."""
+    from PIL import Image
+
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    values = np.nan_to_num(np.asarray(image, np.float32), posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    usual = {"F": (1.0, 255.0, 65_535.0), "I": (255.0, 65_535.0)}.get(image.mode, (65_535.0,))
+    if low >= 0.0 and high <= usual[-1]:
+        low, high = 0.0, next(most for most in usual if high <= most)
+    values -= low
+    values *= 255.0 / (high - low or 1.0)
+    return Image.fromarray(np.round(values).astype(np.uint8))
 
 
 def _unreadable(name: str, error: Exception) -> UnsupportedImage:

@@ -85,7 +85,7 @@ class Output:
         tops: true if the caller asked for ``top_logprobs``.
         seed: the seed for the usage.
         n: the largest number of hypotheses of a beam search in a completion.
-        withdraw: called once, if a stop string or a fault ends the output before the request has ended.
+        withdraw: called once, if a stop string (with true) or a fault ends the output before the request has ended.
     """
 
     prompt_tokens: int
@@ -93,7 +93,7 @@ class Output:
     texts: TextDeltas | None
     stops: StopStrings
     tops: bool
-    withdraw: Callable[[], object] | None = None
+    withdraw: Callable[[bool], object] | None = None
     seed: int | None = None
     n: int = 1
     eager: bool = field(init=False)
@@ -129,7 +129,7 @@ class Output:
         if delta is not None:
             self.ready.append(delta)
         if self.ended and self.withdraw is not None:
-            self.withdraw()
+            self.withdraw(self.stops.stopped)
             self.withdraw = None
 
     def raise_fault(self) -> None:
@@ -239,7 +239,7 @@ class Output:
 
 
 def output_of(
-    request: Request, texts: TextDeltas | None, eos_ids: frozenset[int], withdraw: Callable[[], object]
+    request: Request, texts: TextDeltas | None, eos_ids: frozenset[int], withdraw: Callable[[bool], object]
 ) -> Output:
     """The output of ``request``. It needs ``texts`` if its deltas are read, or if a stop string may end its text
     early."""

@@ -60,9 +60,10 @@ class Fail:
 
 @frozen
 class Abort:
-    """The request was aborted."""
+    """The request was aborted, or is ``stopped``: its client has found a stop string."""
 
     request_id: str
+    stopped: bool = False
 
 
 Action: TypeAlias = Acquire | Release | Commit | Finish | Fail | Abort | Event

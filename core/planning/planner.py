@@ -98,11 +98,11 @@ class Planner:
         if sequence is not None and not sequence.ended:
             self._end(sequence, Fail(sequence.request.id, error))
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, stopped: bool = False) -> None:
         """Aborts the request. An unknown id has ended already."""
         sequence = self._sequences.get(request_id)
         if sequence is not None and not sequence.ended:
-            self._end(sequence, Abort(request_id))
+            self._end(sequence, Abort(request_id, stopped))
 
     def abort_all(self) -> None:
         """Aborts every request that has not ended."""

@@ -10,6 +10,7 @@ taken.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -98,7 +99,8 @@ def _joined(messages: Sequence[Message]) -> Sequence[Message]:
 TEXTS: tuple[Form, ...] = (_joined, _parted)
 """The forms of conversations of texts alone: templates of text models expect a text, and a few refuse texts."""
 PARTS: tuple[Form, ...] = (list, _parted, _joined)
-"""The forms of conversations that may have images or audio."""
+"""The forms of conversations that may have images or audio, or whose template itself reads parts."""
+_LOOP = re.compile(r"""\bfor\s+\w+\s+in\s+(?:\w+(?:\.|\[["']))?content\b""")
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -175,7 +177,8 @@ class TextPreparer:
             InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
         """
         given = {"template": self.chat_template, "tools": tools, "options": options}
-        return render_fullest(self.tokenizer, messages, self.forms, **given)
+        reads_parts = _LOOP.search(template_of(self.tokenizer, self.chat_template, tools=bool(tools)))
+        return render_fullest(self.tokenizer, messages, PARTS if reads_parts else self.forms, **given)
 
 
 @frozen(kw_only=True)

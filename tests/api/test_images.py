@@ -67,6 +67,27 @@ def test_a_transparent_image_keeps_its_mode_for_the_processor() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (np.array([[0, 257, 65_535]], np.uint16), [0, 1, 255]),
+        (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),
+        (np.array([[0.0, 51.0, 255.0]], np.float32), [0, 51, 255]),
+        (np.array([[-1.0, 0.0, np.nan, 3.0]], np.float32), [0, 64, 64, 255]),
+        (np.array([[0, 51, 255]], np.int32), [0, 51, 255]),
+        (np.array([[-100, 0, 100_000]], np.int32), [0, 0, 255]),
+        (np.full((1, 3), 7.0e5, np.float32), [0, 0, 0]),
+    ],
+    ids=["16 bits", "to 1", "to 255", "beyond", "32 bits", "signed", "even"],
+)
+def test_gray_values_of_more_than_8_bits_are_scaled(stored: Any, expected: list[int]) -> None:
+    """They became white, or black, without a word."""
+    data = io.BytesIO()
+    Image.fromarray(stored).save(data, "TIFF")
+    for source in (data.getvalue(), Image.fromarray(stored), *([png(stored)] if stored.dtype == np.uint16 else [])):
+        assert np.asarray(load_image(source).convert("RGB"))[0, :, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
     ("source", "told"),
     [
         (b"no image", r"8 bytes is not an image that can be read \(its format is not known\); allowed: PNG, JPEG,"),

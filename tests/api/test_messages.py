@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import triolet
 from triolet.api.inputs.messages import Conversation
 from triolet.core.errors import InvalidRequest
-from triolet.models.architectures.prompts import PARTS, TEXTS, Form, render_fullest
+from triolet.models.architectures.prompts import PARTS, TEXTS, Form, TextPreparer, render_fullest
 
 TEXTS_ALONE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] + '' }}{% endfor %}"
 AS_PYTHON = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -37,6 +37,9 @@ class Tokenizer(SimpleNamespace):
 
     def apply_chat_template(self, messages: Any, *, chat_template: str | None, **_: Any) -> str:
         return compiled(chat_template or self.chat_template).render(messages=messages)
+
+    def get_chat_template(self, chat_template: str | None, **_: Any) -> str:
+        return chat_template or self.chat_template
 
 
 compiled = functools.cache(jinja2.Template)
@@ -70,8 +73,16 @@ def test_every_text_is_told_whatever_the_template_knows(
 
 
 def test_parts_of_text_are_joined_by_line_ends_for_templates_of_texts() -> None:
-    messages = [{"role": "user", "content": parts("one", "two")}]
-    assert render_fullest(Tokenizer(chat_template=TEXTS_ALONE), messages, TEXTS) == "<user>one\ntwo"
+    """Templates that read parts themselves get them as they are, as transformers gives them."""
+    messages = [{"role": "user", "content": parts("one ", "two")}, {"role": "user", "content": "three"}]
+    for template, expected in (
+        (TEXTS_ALONE, "<user>one \ntwo<user>three"),
+        (BOTH, "<user>one two<user>three"),
+        (PARTS_ALONE, "<user>one two<user>three"),
+        (BOTH.replace("m['content']", "m.content"), "<user>one two<user>three"),
+    ):
+        preparer = TextPreparer(tokenizer=Tokenizer(chat_template=template))
+        assert preparer.render(messages) == expected
 
 
 def test_images_stay_where_they_are_among_the_texts() -> None:
@@ -156,6 +167,6 @@ def test_images_and_audio_are_taken_out_in_their_order() -> None:
 
 async def test_a_model_of_text_takes_parts_of_text(made: Callable[[str], Path]) -> None:
     async with triolet.Engine(made("llama")) as engine:
-        plain = await engine.generate(messages=said("hi\nyou"), max_tokens=3)
-        in_parts = await engine.generate(messages=said(parts("hi", "you")), max_tokens=3)
+        plain = await engine.generate(messages=said("hi you"), max_tokens=3)
+        in_parts = await engine.generate(messages=said(parts("hi ", "you")), max_tokens=3)
         assert (in_parts.token_ids, in_parts.usage) == (plain.token_ids, plain.usage)

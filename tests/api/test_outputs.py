@@ -298,11 +298,11 @@ def deltas_of(out: Output, text: str, end: FinishReason | None = None) -> list[D
 
 
 def test_a_stop_string_over_several_tokens_ends_the_text_before_it_and_withdraws_its_request_once():
-    withdrawn: list[int] = []
+    withdrawn: list[bool] = []
     out = output("STOP")
-    out.withdraw = lambda: withdrawn.append(1)
+    out.withdraw = withdrawn.append
     deltas = deltas_of(out, "go STOP on")
-    assert withdrawn == [1]
+    assert withdrawn == [True]
     assert "".join(delta.text for delta in deltas) == "go "
     assert [delta.token_ids for delta in deltas] == [(token,) for token in b"go STOP"]
     assert [delta.finish_reason for delta in deltas] == [None] * 6 + [FinishReason.STOP]
@@ -349,12 +349,12 @@ def test_a_completion_is_its_deltas_together():
 
 
 def test_a_fault_of_the_request_alone_is_raised_when_it_is_read_and_ends_its_output():
-    withdrawn: list[int] = []
+    withdrawn: list[bool] = []
     out = output()
-    out.withdraw = lambda: withdrawn.append(1)
+    out.withdraw = withdrawn.append
     out.take(SampledToken(token_id=256, error="too complex"))
     out.take(SampledToken(token_id=97))
-    assert (withdrawn, list(out.ready), out.over) == ([1], [], False)
+    assert (withdrawn, list(out.ready), out.over) == ([False], [], False)
     with pytest.raises(InvalidRequest, match="too complex"):
         out.raise_fault()
     out.raise_fault()

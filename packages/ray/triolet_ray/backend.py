@@ -186,8 +186,9 @@ class RayBackend:
         self._clients[request.id] = client = _Client(Flight(request), stream)
         self._send(request.id, client)
 
-    def abort(self, request_id: str) -> None:
-        """Withdraws a request; does nothing if the request is not known."""
+    def abort(self, request_id: str, stopped: bool = False) -> None:
+        """Withdraws a request; does nothing if the request is not known. Its replica counts it as aborted."""
+        del stopped
         client = self._clients.get(request_id)
         if client is None:
             return
