@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from attrs import frozen
+from attrs import field, frozen
 
 from triolet import EngineConfig
 from triolet.api.inputs.audio import Samples
@@ -40,6 +40,7 @@ class Reference:
     step: int
     around: int
     lead: int
+    known: dict[bytes, tuple[int, ...]] = field(factory=dict)
 
     @classmethod
     def of(cls, name: str, folder: Path) -> Reference:
@@ -70,6 +71,11 @@ class Reference:
 
     def tokens(self, samples: Samples) -> tuple[int, ...]:
         """Returns what the model generates of an utterance, up to the end of text."""
+        if (key := samples.tobytes()) not in self.known:
+            self.known[key] = self._generated(samples)
+        return self.known[key]
+
+    def _generated(self, samples: Samples) -> tuple[int, ...]:
         rate, padded, prompt = self.rate, samples, None
         options: dict[str, Any] = {"do_sample": False}
         if self.name == "voxtral_realtime":
