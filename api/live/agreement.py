@@ -25,7 +25,7 @@ from attrs import define, evolve, frozen
 
 from ...core.plan import AlignedTokens
 from ..outputs.results import Word
-from ..speech.words import SENTENCE_ENDS, TextWord, WordRules, timed_word
+from ..speech.words import SENTENCE_ENDS, TextWord, WordRules, timed_word, unfinished
 
 Words = tuple[TextWord, ...]
 
@@ -69,9 +69,9 @@ class Agreement:
 
     def hear(self, words: Sequence[TextWord], *, goes_on: bool = False) -> Words:
         """Adds the next hypothesis: the words after the stable ones. Returns the words that become stable. ``goes_on``:
-        the audio ends in the middle of speech. The last word may be cut off, so it does not become stable.
+        the audio ends in the middle of speech. The words that may be cut off do not become stable.
         """
-        most = max(len(words) - goes_on, 0)
+        most = len(words) - (unfinished(words) if goes_on else 0)
         return self._accept(tuple(words), min(agreed(self.provisional, words), most))
 
     def settle(self, count: int | None = None) -> Words:

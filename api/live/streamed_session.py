@@ -12,7 +12,7 @@ from ..inputs.audio import Samples
 from ..inputs.threads import run_in_thread
 from ..speech.reader import WindowReader, aligned_frames, frames_of_steps
 from ..speech.recipe import Context
-from ..speech.words import TextWord, split_words
+from ..speech.words import TextWord, split_words, unfinished
 from .agreement import TimedWord, timed
 from .endpoints import Reading
 from .reader import Heard
@@ -90,14 +90,15 @@ class StreamReader:
         return True
 
     def _take(self, *, ends: bool) -> tuple[TimedWord, ...]:
-        """Returns the words that are stable now: all but the last one, or all if the utterance ``ends``. Then all that
-        is known of the utterance is dropped."""
+        """Returns the words that are stable now: all but those that may go on, or all if the utterance ``ends``. Then
+        all that is known of the utterance is dropped."""
         recipe, rules = self.reader.recipe, self.reader.recipe.word_rules(self.language)
         self._open = [one for one in self._open if self.model.is_text(one[0])]
         placed, words = tuple[TimedWord, ...](), list[TextWord]()
         if self._open:
             tokens = [token for token, _, _ in self._open]
-            words = split_words(tokens, self.model.decode, self.language)[: None if ends else -1]
+            words = split_words(tokens, self.model.decode, self.language)
+            words = words[: len(words) - (0 if ends else unfinished(words))]
             if words and not self._begun:
                 words[0] = evolve(words[0], text=_led(words[0].text))
             self._begun = self._begun or bool(words)

@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import fmean, median
 
 from attrs import evolve, frozen
@@ -164,19 +165,35 @@ def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, ru
 
 def split_words(token_ids: Sequence[int], decode: Decode, language: str | None) -> list[TextWord]:
     """Splits ``token_ids`` into words. Each token is in exactly one word, and the joined texts of the words are the
-    whole text. A word begins with a space, or is a mark. In `UNSPACED` languages a word is a character, or the
-    characters of one token.
+    whole text. A word begins with a space, or is a mark. A mark between two letters or digits is inside of their word:
+    ``$43,000`` and ``well-known`` are words. In `UNSPACED` languages a word is a character, or the characters of one
+    token.
     """
     pieces = _characters(token_ids, decode)
     if language in UNSPACED:
         return pieces
     words: list[TextWord] = []
-    for piece in pieces:
-        if not words or piece.text.startswith(" ") or piece.text.strip() in string.punctuation:
+    for piece, following in zip_longest(pieces, pieces[1:]):
+        is_inside = bool(words and following) and is_spoken(words[-1].text[-1]) and is_spoken(following.text[0])
+        is_mark = piece.text.strip() in string.punctuation and not is_inside
+        if not words or piece.text.startswith(" ") or is_mark:
             words.append(piece)
         else:
             words[-1] = TextWord(text=words[-1].text + piece.text, token_ids=words[-1].token_ids + piece.token_ids)
     return words
+
+
+def is_spoken(character: str) -> bool:
+    """True for letters with their accents, and digits."""
+    return unicodedata.category(character)[0] in "LMN"
+
+
+def unfinished(words: Sequence[TextWord]) -> int:
+    """Returns the number of last words that may go on: a last word, and with it a number or a hyphen's word before a
+    mark."""
+    if len(words) < 2 or words[-1].text not in string.punctuation:
+        return min(len(words), 1)
+    return 2 if words[-2].text[-1].isdigit() or words[-1].text == "-" else 1
 
 
 def split_text(text: str) -> list[TextWord]:

@@ -17,6 +17,7 @@ from triolet.api.speech.words import (
     place_words,
     places,
     split_words,
+    unfinished,
 )
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import EncoderItem
@@ -53,8 +54,12 @@ def texts(pieces):
     [
         (" The cat sat.", "en", [" The", " cat", " sat", "."]),
         ("The cat", "en", ["The", " cat"]),
-        (" don't", "en", [" don", "'t"]),
-        (" 3.5 m", "en", [" 3", ".5", " m"]),
+        (" don't", "en", [" don't"]),
+        (" 3.5 m", "en", [" 3.5", " m"]),
+        (" it costs £43,000.", "en", [" it", " costs", " £43,000", "."]),
+        (" anti-state, he", "en", [" anti-state", ",", " he"]),
+        (" a--b -c", "en", [" a", "-", "-b", " ", "-c"]),
+        (" की-मदद", "hi", [" की-मदद"]),  # the hyphen follows a vowel sign
         (" müde", "de", [" müde"]),
         (" «Oui»", "fr", [" «Oui»"]),
         ("今日は", "ja", ["今", "日", "は"]),
@@ -65,7 +70,7 @@ def texts(pieces):
     ],
 )
 def test_words_begin_with_a_space_or_are_a_mark(text, language, words):
-    """Each letter is a token here, so a mark inside of a word begins another."""
+    """Each letter is a token here. A mark between two letters or digits begins no word."""
     assert texts(split_words(tuple(text.encode()), decode, language)) == words
 
 
@@ -73,6 +78,11 @@ def test_tokens_of_several_letters_stay_whole():
     vocabulary = {1: " do", 2: "n't", 3: " go", 4: "ing", 5: "."}
     pieces = split_words((1, 2, 3, 4, 5), lambda ids: "".join(vocabulary[one] for one in ids), "en")
     assert [(piece.text, len(piece.token_ids)) for piece in pieces] == [(" don't", 2), (" going", 2), (".", 1)]
+
+
+@pytest.mark.parametrize(("text", "count"), [("", 0), (" 4", 1), (" 4,", 2), (" a,", 1), (" a-", 2)])
+def test_a_number_or_a_hyphens_word_may_go_on_behind_its_mark(text, count):
+    assert unfinished(split_words(tuple(text.encode()), decode, "en")) == count
 
 
 @settings(max_examples=150)
