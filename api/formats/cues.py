@@ -12,6 +12,7 @@ from ..outputs.results import Segment, Word
 from .settings import SubtitleSettings
 
 LONG_PAUSE = 3.0  # seconds between the starts of two words: after a longer pause, subtitles that run on begin anew
+LEAST = 40  # milliseconds that a cue is shown: an image of a film. WebVTT forbids cues without duration
 _ARROW = re.compile(r"-{2,}>")  # separates the times of a cue, so that no text may hold it
 _LINE_END = re.compile(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
@@ -44,13 +45,18 @@ class _CueWord:
     end: int
     text: str
 
+    @property
+    def underlined(self) -> _CueWord:
+        bare = self.text.lstrip()
+        return evolve(self, text=f"{self.text[: len(self.text) - len(bare)]}<u>{bare}</u>") if bare else self
+
 
 @define
 class CueMaker:
     """Makes cues from segments, one after the other. ``escape`` is applied to the text of each word and segment.
 
     Segments with words are cut as openai/whisper cuts them, by `SubtitleSettings`. A segment without words is one cue.
-    No cue has the words of two speakers.
+    No cue has the words of two speakers. Each is shown for `LEAST` or longer; the next one begins later if need be.
     """
 
     settings: SubtitleSettings
@@ -60,6 +66,7 @@ class CueMaker:
     _lines: int = field(default=1, init=False)
     _last: float | None = field(default=None, init=False)  # seconds: the start of the last word
     _speaker: str | None = field(default=None, init=False)  # of the cue that is not finished
+    _shown: int = field(default=0, init=False)  # milliseconds: the end of the last finished cue
 
     def add(self, segment: Segment) -> list[Cue]:
         """Adds ``segment``. Returns the cues that are now finished.
@@ -77,8 +84,8 @@ class CueMaker:
                 "transcribe with timestamps='word'"
             )
         text = _without_arrow(self.escape(one_line(segment.text).strip()))
-        cue = Cue(milliseconds(segment.start), milliseconds(segment.end), text, segment.speaker)
-        return [*finished, *self.end(), *([cue] if text else [])]
+        finished += self.end()
+        return [*finished, *([self._cue(milliseconds(segment.start), milliseconds(segment.end), text)] if text else [])]
 
     def end(self) -> list[Cue]:
         """Finishes the current cue and returns it, as several cues if words are highlighted."""
@@ -86,8 +93,26 @@ class CueMaker:
         self._width, self._lines = 0, 1
         if not any(piece.text.strip() for piece in pieces):
             return []
-        cues = _highlighted(pieces) if self.settings.highlight_words else [_joined(pieces)]
-        return [evolve(cue, speaker=self._speaker) for cue in cues]
+        if self.settings.highlight_words:
+            return list(self._highlighted(pieces))
+        return [self._cue(pieces[0].start, pieces[-1].end, _text_of(pieces))]
+
+    def _cue(self, start: int, end: int, text: str) -> Cue:
+        """Returns a cue that begins where the last one ended, or later, and is shown for `LEAST` or longer."""
+        start = max(start, self._shown)
+        self._shown = max(end, start + LEAST)
+        return Cue(start, self._shown, text, self._speaker)
+
+    def _highlighted(self, pieces: Sequence[_CueWord]) -> Iterator[Cue]:
+        """Yields a cue for each word, in which the word is underlined, and one for each gap between two words. A word
+        begins earlier if the gap would be shorter than `LEAST`."""
+        for at, piece in enumerate(pieces):
+            gap, start = piece.start - self._shown if at else 0, piece.start
+            if gap >= LEAST:
+                yield self._cue(self._shown, start, _text_of(pieces))
+            elif gap > 0:
+                start = self._shown
+            yield self._cue(start, piece.end, _text_of([*pieces[:at], piece.underlined, *pieces[at + 1 :]]))
 
     def _chunks(self, words: Sequence[Word]) -> Iterator[Sequence[Word]]:
         size = self.settings.max_words_per_line or max(1, len(words))
@@ -121,25 +146,8 @@ class CueMaker:
         return finished
 
 
-def _joined(pieces: Sequence[_CueWord]) -> Cue:
-    return Cue(pieces[0].start, pieces[-1].end, _without_arrow("".join(piece.text for piece in pieces)))
-
-
-def _highlighted(pieces: Sequence[_CueWord]) -> Iterator[Cue]:
-    """Yields a cue for each word, in which the word is underlined, and one for each gap between two words."""
-    shown = _joined(pieces).text
-    last = pieces[0].start
-    for index, piece in enumerate(pieces):
-        if piece.start > last:
-            yield Cue(last, piece.start, shown)
-        texts = [_underlined(each.text) if at == index else each.text for at, each in enumerate(pieces)]
-        yield Cue(piece.start, piece.end, _without_arrow("".join(texts)))
-        last = piece.end
-
-
-def _underlined(text: str) -> str:
-    bare = text.lstrip()
-    return f"{text[: len(text) - len(bare)]}<u>{bare}</u>" if bare else text
+def _text_of(pieces: Sequence[_CueWord]) -> str:
+    return _without_arrow("".join(piece.text for piece in pieces))
 
 
 def _without_arrow(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -156,6 +158,22 @@ def test_each_word_is_underlined_as_it_is_said_and_none_in_between() -> None:
         "00:01.250 --> 00:02.000\nR&amp;B it\n<u>is.</u>",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "times"),
+    [
+        ({"max_words_per_line": 1}, [(0, 500), (520, 560), (560, 600), (600, 1000)]),
+        ({"highlight_words": True}, [(0, 500), (500, 540), (540, 580), (580, 1000)]),  # no gap of 20 ms is shown
+        ({}, [(0, 1000)]),
+    ],
+)
+def test_a_word_without_duration_is_shown_for_an_image_of_a_film(settings: dict[str, Any], times: Any) -> None:
+    spans = ((0.0, 0.5), (0.52, 0.52), (0.52, 0.52), (0.52, 1.0))
+    words = [Word(text=" no", start=start, end=end, probability=1.0) for start, end in spans]
+    found = subtitles(VTT, transcript(segment(" no no no no", 0.0, 1.0, words)), **settings)
+    told = re.findall(r"00:0(\d)\.(\d+) --> 00:0(\d)\.(\d+)", found)
+    assert [(int(a + b), int(c + d)) for a, b, c, d in told] == times
 
 
 @pytest.mark.parametrize("name", ["max_line_width", "max_line_count", "max_words_per_line", "highlight_words"])

@@ -15,7 +15,7 @@ from triolet.api.outputs.results import Transcript, Word
 from ..api.speech import segment
 
 TEXTS = st.text(alphabet="ab-> <&\n\t\u3000é", min_size=1, max_size=6)
-STEPS = st.integers(0, 5_000)  # milliseconds
+STEPS = st.integers(0, 60) | st.integers(0, 5_000)  # milliseconds
 SETTINGS = st.builds(
     SubtitleSettings,
     max_line_width=st.none() | st.integers(1, 12),
@@ -79,13 +79,15 @@ def plain(lines: Sequence[str], format_: Format) -> str:
 def test_subtitles_lose_no_text_and_go_on_in_time(
     found: Transcript, settings: SubtitleSettings, format_: Format
 ) -> None:
-    """Times never go back, no line is empty or holds an arrow, and without their line ends the texts are what was
-    said. Where words are highlighted every cue repeats the text, so that only its times are looked at."""
+    """Times never go back, each cue lasts, no line is empty or holds an arrow, and without their line ends the texts
+    are what was said. Where words are highlighted every cue repeats the text, so that only its times are looked at."""
     if found.segments and found.segments[0].words is None:
         settings = SubtitleSettings()
     cues = parsed(written(found, format_, WriterSettings(subtitles=settings)))
     times = [time for start, end, _ in cues for time in (start, end)]
     assert times == sorted(times)
+    assert all(round(end - start, 3) >= 0.04 for start, end, _ in cues), "WebVTT forbids cues without duration"
+    assert not cues or times[-1] <= found.duration + 0.04 * len(cues), "they wait for short ones alone"
     assert all(line.strip() and "-->" not in line for _, _, lines in cues for line in lines)
     if not settings.highlight_words:
         texts = [segment.text for segment in found.segments]
