@@ -271,6 +271,7 @@ class Turns:
     _item: str | None = field(default=None, init=False)
     _last: str | None = field(default=None, init=False)  # the previous item
     _text: str = field(default="", init=False)
+    _owes: bool = field(default=False, init=False)  # an answer to the client's commit
 
     async def run(self) -> None:
         """Handles all commands. Returns when there are no more, and the text of all turns is sent."""
@@ -282,11 +283,15 @@ class Turns:
                 except Exception as error:  # noqa: BLE001  (the client gets it; the next turn may succeed)
                     await self._failed(error)
             else:
+                if self._owes:  # nobody has spoken
+                    await self._commit(_new_item(), "")
+                    await self._complete(0.0)
                 self.settings = self._now.then or self.settings
                 await self._next()
 
     async def _next(self) -> None:
         self._now = await self.backlog.take()
+        self._owes = isinstance(self._now, EndTurn) and self._now.keep and self._now.then is None
         if isinstance(self._now, MoreAudio):
             self._taken += len(self._now.samples) / self.settings.format.rate
 
@@ -378,7 +383,7 @@ class Turns:
 
     async def _commit(self, item: str, text: str | None) -> None:
         """Tells the client that the audio of the turn is complete."""
-        before, self._last, self._item = self._last, item, item
+        before, self._last, self._item, self._owes = self._last, item, item, False
         await self.client.tell("input_audio_buffer.committed", item_id=item, previous_item_id=before)
         content = [{"type": "input_audio", "transcript": text}]
         told = {"id": item, "type": "message", "status": "completed", "role": "user", "content": content}
@@ -400,19 +405,26 @@ class Turns:
     async def _failed(self, error: Exception) -> None:
         """Sends ``error`` to the client, for the present item if the client knows one. Skips some seconds of the audio
         that follows. If that audio would fail in the same way, or if the client ends turns itself, all audio up to the
-        end of the turn is skipped."""
-        item, told = self._item, self.client.explained(error)
-        self._forget()
-        if item is None:
+        end of the turn is skipped. A commit of such a turn is answered with an item that fails."""
+        told = self.client.explained(error)
+        if self._item is None and not self._owes:
             await self.client.tell("error", error={**told, "event_id": None})
         else:
-            await self.client.tell(
-                "conversation.item.input_audio_transcription.failed", item_id=item, content_index=0, error=told
-            )
+            await self._fail(told)
         fails_alike = told["type"] == "invalid_request_error"
         until = self._taken + (math.inf if fails_alike or self.settings.turns is None else _PAUSE_SECONDS)
         while isinstance(self._now, MoreAudio) and self._taken <= until:
             await self._next()
+        if self._owes:
+            await self._fail(told)
+
+    async def _fail(self, told: dict[str, Any]) -> None:
+        """Sends the error ``told`` for the present item, or for the one that the client has committed."""
+        if self._owes:
+            await self._commit(self._item or _new_item(), None)
+        kind = "conversation.item.input_audio_transcription.failed"
+        await self.client.tell(kind, item_id=self._item, content_index=0, error=told)
+        self._forget()
 
     def _forget(self) -> None:
         self._item, self._text, self._end = None, "", None

@@ -89,12 +89,14 @@ async def test_a_model_that_is_none_is_one_error_a_turn(autojump_clock: Any, tur
         for _ in range(50):
             talk.append(RATE)
         assert await errors(talk) == ["no model 'nobody'; allowed: whisper"]
+        assert await talk.of(FAILED) == [], "there is no item"
         talk.commit()
+        [failed], [committed] = await talk.of(FAILED), await talk.of("input_audio_buffer.committed")
+        assert failed["item_id"] == committed["item_id"], "a commit has an answer"
         assert len(await errors(talk)) == 1
         for _ in range(50):
             talk.append(RATE)
         assert len(await errors(talk)) == 2, "the next turn"
-        assert await talk.of(FAILED) == [], "there is no item"
         talk.update(None, model="whisper")
         talk.append(7)
         talk.commit()
@@ -213,6 +215,23 @@ async def test_speech_has_started_with_the_first_sound_and_ends_with_the_last_wo
         assert stopped["audio_end_ms"] == 1750
         assert whole["transcript"] == "so far"
         assert whole["usage"]["seconds"] == 2, "0.5 to 1.75 s"
+
+
+async def test_every_commit_is_answered_though_nobody_speaks(autojump_clock: Any) -> None:
+    """After silence, after an utterance that the server has ended, and after one that has failed."""
+    so = update(1.0, stable=" so", start=0.5, end=1.0)
+    async with talking(SERVER) as talk:
+        for told in ([], [so, update(2.0, ends_utterance=True)], [so, EncodeFailed("no")]):
+            talk.engine.told += told
+            talk.append(10)
+            before = len(await talk.settled())
+            talk.commit()
+            ends = [one for one in (await talk.settled())[before:] if one["type"] in (COMPLETED, FAILED)]
+            [committed] = (await talk.of("input_audio_buffer.committed"))[-1:]
+            assert [one["item_id"] for one in ends] == [committed["item_id"]]
+        assert await texts(talk) == ["", "so", ""]
+        assert [one["error"]["message"] for one in await talk.of(FAILED)] == ["no", "no"], "at once, and of the commit"
+        assert await errors(talk) == []
 
 
 @pytest.mark.parametrize("way", ["failed", "cleared", "dropped"])
