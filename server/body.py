@@ -228,7 +228,7 @@ def audio_of(upload: UploadFile) -> bytes | NamedPath:
     engine reads piece by piece. The path is valid while the upload is open."""
     spooled: Any = upload.file
     if getattr(spooled, "_rolled", False):
-        return NamedPath(f"/proc/self/fd/{spooled.fileno()}", "the uploaded file")
+        return NamedPath(f"/proc/self/fd/{spooled.fileno()}", "the file")
     spooled.seek(0)
     data: bytes = spooled.read()
     return data

@@ -94,18 +94,21 @@ async def decoded(text: str, where: str, decode: Callable[[str, str], bytes], ac
 
 
 def from_base64(text: str, where: str, start: int = 0) -> bytes:
-    """Returns the bytes that ``text`` encodes from ``start`` on.
+    """Returns the bytes that ``text`` encodes from ``start`` on, perhaps in lines.
 
     Raises:
         BadBody: the text is not base64.
     """
-    data = bytearray()
+    data, piece, text = bytearray(), "", text.rstrip("\r\n")
     try:
         for begin in range(start, len(text), _PIECE):
-            piece = text[begin : begin + _PIECE]
-            data += base64.b64decode(piece, validate=True)
-            if "=" in piece and begin + _PIECE < len(text):
+            piece += text[begin : begin + _PIECE].replace("\n", "").replace("\r", "")
+            is_last = begin + _PIECE >= len(text)
+            whole = len(piece) if is_last else len(piece) // 4 * 4
+            data += base64.b64decode(piece[:whole], validate=True)
+            if "=" in piece[:whole] and not is_last:
                 raise ValueError("its padding is not at the end")
+            piece = piece[whole:]
     except (binascii.Error, ValueError) as error:
         raise BadBody(f"{where} is not base64: {error}", where) from None
     return bytes(data)

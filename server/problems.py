@@ -32,8 +32,13 @@ _NAMES = {  # of the engine's methods and arguments: what clients have in their 
     "template_options": "chat_template_kwargs",
     "prompt_token_ids": "prompt",
     "initial_prompt": "prompt",
+    "known_speakers": "known_speaker_names",
+    "timestamps='segment', 'none'": "timestamp_granularities[]=segment",
+    "timestamps='word'": "timestamp_granularities[]=word",
+    'voice_activity="off"': "vad_filter=false",
+    "None:": "left out:",
 }
-_NAME = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\b(?:\(\.\.\.\))?")
+_NAME = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, _NAMES))})(?!\w)(?:\(\.\.\.\))?")
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
@@ -123,11 +128,11 @@ def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
     text = str(error)
     if not isinstance(error, BadBody | UnknownModel):
         text = without_paths(text[: 2 * _LONGEST], folders)  # long enough not to cut a quoted path that stays
-        text = _in_their_words(text)
+        text = in_their_words(text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _in_their_words(text: str) -> str:
+def in_their_words(text: str) -> str:
     """Returns ``text`` in the words of clients, which have endpoints and members in place of methods and arguments."""
     return _SETTING.sub(r"the server's \1", _NAME.sub(lambda found: _NAMES[found[1]], text))
 
@@ -155,7 +160,7 @@ def report(name: str, told: dict[str, object], error: Exception, problem: Proble
     kind = "the disk for uploads is full" if full else type(error).__name__
     if problem.status >= 500:
         _log.error("%s failed: %s: %s", name, kind, what, exc_info=None if expected else error)
-    elif isinstance(error, TrioletError) and _in_their_words(str(error)) != problem.message:
+    elif isinstance(error, TrioletError) and in_their_words(str(error)) != problem.message:
         count = refusals.came(now)
         more = f" ({count:,} such requests since the last line)" if count > 1 else ""
         if count:

@@ -146,10 +146,10 @@ def open_blocks(source: AudioSource, sampling_rate: int, stops: Stops = go_on) -
     source, track = (source.source, source.track) if isinstance(source, AudioTrack) else (source, None)
     array = array_source(source)
     if array is not None:
-        check_all(array.samples, "the array")
+        check_all(array.samples, "the audio")
         rate = array.rate or sampling_rate
         parts = ((0.0, rate, array.part(start, start + rate)[:, None]) for start in range(0, len(array.samples), rate))
-        decoding = Decoding(parts, len(array.samples) / rate, True, Timeline(FaultLog("the array")))
+        decoding = Decoding(parts, len(array.samples) / rate, True, Timeline(FaultLog("the audio")))
         return Blocks(_mono(decoding, sampling_rate), ExitStack(), sampling_rate, decoding)
     with ExitStack() as stack:
         file, name = stack.enter_context(opened(source))

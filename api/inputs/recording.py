@@ -175,10 +175,10 @@ class Recording:
         return self
 
     async def _check(self, array: ArraySource) -> None:
-        check = partial(check_all, array.samples, "the array")
+        check = partial(check_all, array.samples, "the audio")
         await run_in_thread(check, short=len(array.samples) <= INLINE_SAMPLES)
-        check_length(len(array.samples), "the array", self.sampling_rate)
-        check_bound(len(array.samples) / self.sampling_rate, "the array", self._most_seconds)
+        check_length(len(array.samples), "the audio", self.sampling_rate)
+        check_bound(len(array.samples) / self.sampling_rate, "the audio", self._most_seconds)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -189,7 +189,7 @@ def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
             is_seekable = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             yield file if is_seekable else BytesFile(_read_all(file)), name
     elif isinstance(source, bytes | bytearray | memoryview):
-        yield BytesFile(source), "the audio given as bytes"
+        yield BytesFile(source), "the file"
     elif hasattr(source, "read"):
         yield BytesFile(_read_all(source)), "the audio file object"
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from attrs import define, evolve, field, fields_dict, frozen
 
@@ -134,7 +135,7 @@ def resolve_language(language: str | None, facts: SpeechFacts) -> str | None:
             return known[0]
         if facts.detection is Detection.NAMED:
             raise InvalidRequest(
-                f"language=None, but the model does not detect the language; allowed: {', '.join(sorted(known))}"
+                f"no language is given, and the model does not detect it; allowed: {', '.join(sorted(known))}"
             )
         return None
     exact = language.strip().lower()  # some models know regions
@@ -142,20 +143,22 @@ def resolve_language(language: str | None, facts: SpeechFacts) -> str | None:
     if code in known:
         return code
     if not known:
-        raise InvalidRequest(
-            f"language={language!r}, but the model takes no language; allowed: None. Leave language out"
-        )
+        raise InvalidRequest(f"language={language!r}, but the model takes no language; leave it out")
     if len(known) == 1:
         only = LANGUAGES.get(known[0], known[0]).title()
         raise InvalidRequest(
-            f"language={language!r}, but the model knows only {only}; allowed: None, {known[0]!r}. For other languages "
-            "use a multilingual model"
+            f"language={language!r}, but the model knows only {only}; allowed: {known[0]!r}, or leave it out. Other "
+            "languages need a multilingual model"
         )
     if language_code(language) is not None or facts.detection is not Detection.PROBED:
         raise InvalidRequest(
             f"language={language!r}, which the model does not know; allowed: {', '.join(sorted(known))}"
         )
-    raise InvalidRequest(f"language={unknown_language(language)}; None: the model detects it")
+    raise InvalidRequest(f"language={unknown_language(language)}; if left out, the model detects it")
+
+
+def _single(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 def check(options: TranscribeOptions, description: ModelDescription, facts: SpeechFacts) -> None:
@@ -179,9 +182,10 @@ def check(options: TranscribeOptions, description: ModelDescription, facts: Spee
             continue
         allowed = dict.fromkeys((default, facts.defaults.get(name, default)))
         if value is not None and value not in allowed:
+            told = " or ".join(repr(_single(one)) for one in allowed if one is not None)
             raise InvalidRequest(
-                f"{name}={shown(value)}, which {description.architecture} cannot use; allowed: "
-                f"{' or '.join(map(repr, allowed))}"
+                f"{name}={shown(_single(value))}, which {description.architecture} cannot use; "
+                + (f"allowed: {told}" if told else "leave it out")
             )
     last = description.vocabulary_size - 1
     if wrong := [token for token in options.suppress_tokens or () if token > last]:
@@ -362,7 +366,7 @@ class Recipe:
         if len(draft.token_ids) >= positions:
             raise ContextLengthExceeded(
                 f"the prompt of a window has {len(draft.token_ids):,} tokens; allowed: up to {positions - 1:,}. "
-                "Shorten the texts before it or its audio (vad_max_speech_duration_s), or give a larger max_positions"
+                "Shorten the texts before it or its audio, or give a larger EngineConfig(max_positions=...)"
             )
         most = min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens)
         rules = evolve(draft.rules, no_repeat_ngram=self.options.no_repeat_ngram_size)

@@ -232,11 +232,12 @@ class LiveClient:
         self._unread.close()
 
     def explained(self, error: Exception) -> dict[str, Any]:
-        """Returns ``error``, or the first error of a group, in OpenAI's shape. A fault of the server is logged."""
+        """Returns ``error``, or the first error of a group, in OpenAI's shape and words. A fault of the server is
+        logged."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         told: dict[str, Any] = self.socket.app.state.server.explain(error, self.name, {}).as_object()["error"]
-        return told
+        return {**told, "message": told["message"].replace("hotwords", "keywords")}
 
     async def write(self) -> None:
         """Sends events until `end` is called, and then closes the connection."""
@@ -369,7 +370,7 @@ class Turns:
         ) as segments:
             async for segment in segments:
                 await self._add(segment.text)
-            warnings = warnings_of(segments.transcript())
+            warnings = warnings_of(segments.transcript(), bodies.LiveModel.model_fields)
         await self._complete(self._taken - self._before, warnings)
 
     # -- what is told --------------------------------------------------------------------------------------------------

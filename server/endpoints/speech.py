@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Container
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,13 @@ from ...api.outputs.results import Segment, Transcript, spans_told
 from ...api.speech.options import OPTIONS, read_options
 from ..body import audio_of, read_form
 from ..event_stream import Events, EventStream
+from ..problems import in_their_words
 from ..schemas import speech as bodies
 from .common import answered, engine_of, exchange_of, in_header, server_of
 from .tokens import token_text
 
 _SUBTITLES = {"srt": SRT, "vtt": VTT}
-_MEMBERS = {'voice_activity="off"': "vad_filter=false"}
-_MEMBERS |= {name: one.form for name, one in OPTIONS.items() if one.form is not None and one.form != name}
-_IN_PYTHON = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in _MEMBERS if "=" in name or "_" in name))
+_HINT = re.compile(r"; (\w+)=[^;]*$")  # at the end of a warning
 _MOST_REFERENCE = 8 * 2**20  # bytes of a known speaker's audio
 
 
@@ -194,20 +194,21 @@ def _languages(transcript: Transcript) -> list[bodies.SpokenLanguage]:
     return [bodies.SpokenLanguage(code=code) for code in transcript.languages]
 
 
-def warnings_of(transcript: Transcript) -> list[str]:
-    """Returns the warnings of a transcript, and one about speech that has no text."""
+def warnings_of(transcript: Transcript, members: Container[str]) -> list[str]:
+    """Returns the warnings of a transcript in the words of clients, and one about speech that has no text. Hints on
+    what is none of the client's ``members`` are left out."""
+    told = [in_their_words(each) for each in transcript.warnings]
+    told = [_HINT.sub(lambda hint: hint[0] if hint[1] in members else "", each) for each in told]
     failed = [(one.start, one.end) for one in transcript.coverage if one.kind == "failed"]
-    if not failed:
-        return [*transcript.warnings]
-    seconds = sum(end - start for start, end in failed)
-    told = f"{seconds:.2f} s of the audio may be speech, but have no text: {spans_told(failed)}"
-    return [*transcript.warnings, told]
+    if failed:
+        seconds = sum(end - start for start, end in failed)
+        told.append(f"{seconds:.2f} s of the audio may be speech, but have no text: {spans_told(failed)}")
+    return told
 
 
 def _warnings(transcript: Transcript) -> dict[str, list[str]]:
-    """Returns the member with the warnings, if there are any, with members of the form in place of Python's
-    arguments."""
-    found = [_IN_PYTHON.sub(lambda name: _MEMBERS[name.group()], each) for each in warnings_of(transcript)]
+    """Returns the member with the warnings, if there are any."""
+    found = warnings_of(transcript, bodies.SpeechForm.model_fields)
     return {"warnings": found} if found else {}
 
 

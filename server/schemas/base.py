@@ -29,6 +29,17 @@ _TopK = Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 are off.
 _TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 
 
+_DETECTED = frozenset({"", "auto", "none", "null", "undefined"})
+
+
+def _spoken(name: Any) -> Any:
+    return None if isinstance(name, str) and name.strip().lower() in _DETECTED else name
+
+
+Language = Annotated[Short | None, BeforeValidator(_spoken)]
+"""A language that is spoken. Clients send some texts in place of none."""
+
+
 def up_to(most: int, least: int = 0) -> Any:
     """Returns the bounds of a list. Only the first wrong item is reported, since there might be a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Body, Name, Short, Text, Unread, unused, up_to
+from .base import Body, Language, Name, Short, Text, Unread, unused, up_to
 
 
 class Pcm(Body):
@@ -31,7 +31,7 @@ class LiveModel(Body):
     the keywords, which come before every window."""
 
     model: Name | None = None
-    language: Short | None = None
+    language: Language = None
     prompt: Text | None = None
     keywords: Annotated[list[Text], up_to(128)] | None = None
     delay: Short | None = unused()

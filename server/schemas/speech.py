@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_origin
 
 from pydantic import Field, model_validator
 
-from .base import AnswerBody, Body, Name, Share, Short, Text, up_to
+from .base import AnswerBody, Body, Ignored, Language, Name, Share, Short, Text, up_to
 
 Words = Text | Annotated[list[Text], up_to(128)]
 Least = Annotated[int | None, Field(ge=1, le=100_000)]
@@ -18,12 +18,13 @@ class ServerVad(Body):
     type: Literal["server_vad"]
 
 
-class SpeechForm(Body):
+class SpeechForm(Ignored):
     """The members that both forms have, beside the ``file``."""
 
     model: Name
-    language: Short | None = Field(
-        default=None, description="The spoken language, as a code or an English name. Default: the model detects it."
+    language: Language = Field(
+        default=None,
+        description="The spoken language, as a code or an English name. Default, and auto: the model detects it.",
     )
     prompt: Text | None = Field(
         default=None, description="Text that the model reads before the audio, to learn names and spelling."
@@ -62,6 +63,15 @@ class SpeechForm(Body):
         """The rules of subtitles that are given, by name."""
         given = {name: getattr(self, name) for name in ("max_line_width", "max_line_count", "max_words_per_line")}
         return {name: value for name, value in given.items() if value is not None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_clients_send_it(cls, members: dict[str, Any]) -> dict[str, Any]:
+        """Leaves out members without a text, and makes a list of a single item whose name has no brackets."""
+        known = cls.model_fields
+        lists = [name for name, one in known.items() if get_origin(one.annotation) is list]
+        given = {name: value for name, value in members.items() if value not in ("", [""]) or name not in known}
+        return {name: [one] if name in lists and isinstance(one, str) else one for name, one in given.items()}
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -327,7 +327,7 @@ def test_what_can_never_work_is_refused(source: Any, message: str) -> None:
         (encode(tone(), kind="OGG")[:-1000], r"can be decoded|cut short"),
         (mux(tone(3), "aac", RATE, "mp4")[:-9000], r"not audio that can be decoded"),
         (encode(np.full(RATE, 300.0), subtype="FLOAT"), r"peak of 300; allowed"),
-        (with_field(24, "<I", 10), r"sampling rate of the audio given as bytes is 10 Hz; allowed: 1000 to 768000 Hz"),
+        (with_field(24, "<I", 10), r"sampling rate of the file is 10 Hz; allowed: 1000 to 768000 Hz"),
         (with_field(24, "<I", 4_000_000), r"is 4000000 Hz; allowed"),
         (with_field(32, "<HH", 8, 64), r"has 64-bit integer samples; allowed: integers up to 32 bits"),
         (b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n/etc/hostname\n#EXT-X-ENDLIST\n", r"not audio"),
@@ -421,5 +421,5 @@ def test_of_longer_audio_no_more_is_decoded(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RequestTooLarge, match=r"is too long; allowed: up to 2\.5 s"):
         load_audio(silence, most_seconds=2.5)
     assert sum(decoded) <= 4 * RATE
-    with pytest.raises(RequestTooLarge, match="the array is too long"):
+    with pytest.raises(RequestTooLarge, match="the audio is too long"):
         load_audio(tone(3.0), most_seconds=2.5)

@@ -98,7 +98,7 @@ async def test_the_demo_checkpoint_does_not_claim_to_read_the_text_before(
 ) -> None:
     """It was trained with four sentences at most. transformers finds no token for such text either, and all others."""
     assert tokens_of(engine).previous_id is None
-    with pytest.raises(InvalidRequest, match=r"initial_prompt='names', which .* cannot use; allowed"):
+    with pytest.raises(InvalidRequest, match=r"initial_prompt='names', which .* cannot use; leave it out"):
         await engine.transcribe(sample.path, initial_prompt="names")
     folder = triolet.demo.checkpoint()
     tokenizer, config = WhisperTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder)

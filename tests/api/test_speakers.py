@@ -105,9 +105,7 @@ async def test_a_cancelled_search_for_speakers_may_be_repeated() -> None:
 
 @pytest.mark.parametrize("speakers", [0, -1, 51, (3, 2), (0, 2), (1, 2, 3), 2.5, "many", "5-2", "0", [], {}])
 def test_an_impossible_number_of_speakers_is_refused(speakers: Any) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"speakers=.*allowed: True \('any'\) or False, a number of speakers \(1 to 50"
-    ):
+    with pytest.raises(InvalidRequest, match=r"speakers=.*allowed: 'any', a number of speakers \(1 to 50"):
         read_options({"speakers": speakers})
 
 

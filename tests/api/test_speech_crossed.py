@@ -100,7 +100,7 @@ async def test_each_window_gets_the_text_of_transformers_own_request(name: str, 
 async def test_a_prompted_model_refuses_what_it_cannot_do_and_names_what_is_allowed(made: Folder) -> None:
     async with triolet.Engine(made("cohere_asr")) as engine:
         for options, told in (
-            ({}, "does not detect the language; allowed: de, en"),
+            ({}, "does not detect it; allowed: de, en"),
             ({"language": "fr"}, "does not know; allowed: de, en"),
             ({"language": "de", "task": "translate"}, "knows only: 'transcribe'"),
             ({"language": "de", "hotwords": "Anna"}, "hotwords='Anna', which CohereAsrForConditionalGeneration cannot"),

@@ -94,13 +94,13 @@ async def test_a_live_session_reads_all_that_was_said(name: str, frame_reference
 async def test_what_frames_cannot_do_is_refused_by_name(frame_references: Made) -> None:
     async with triolet.Engine(frame_references("parakeet_tdt").folder, config=config()) as engine:
         for options, told in (
-            ({"temperature": 0.5}, r"temperature=\(0.5,\), which ParakeetForTDT cannot use; allowed: None or \(0.0,\)"),
+            ({"temperature": 0.5}, "temperature=0.5, which ParakeetForTDT cannot use; allowed: 0.0$"),
             ({"beam_size": 3}, "beam_size=3, which"),
             ({"prefix": "a"}, "prefix='a', which"),
             ({"hotwords": "Anna"}, "hotwords='Anna', which"),
             ({"suppress_tokens": (3,)}, "suppress_tokens="),
             ({"task": "translate"}, "knows only: 'transcribe'"),
-            ({"language": "de"}, "the model takes no language; allowed: None. Leave language out"),
+            ({"language": "de"}, "the model takes no language; leave it out"),
         ):
             with pytest.raises(triolet.InvalidRequest, match=told):
                 await engine.transcribe(noise(1.0), **options)

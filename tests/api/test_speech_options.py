@@ -125,7 +125,10 @@ ADA = Turn(start=1.0, end=2.0, speaker="Ada")
             lambda: options_of(diarizer=[ADA], speakers=True, known_speakers={"Ada": b""}),
             "known_speakers is given with diarizer",
         ),
-        (lambda: recipe(language="klingon"), r"klingon. is not a language of Whisper.*None: the model detects it"),
+        (
+            lambda: recipe(language="klingon"),
+            r"klingon. is not a language of Whisper.*left out, the model detects it",
+        ),
         (lambda: recipe(language="fr-CA"), r"fr-CA., which the model does not know; allowed: de, en"),
         (lambda: recipe(language="en-klingon"), r"en-klingon. is not a language of Whisper"),
         (lambda: recipe(language="french"), r"french., which the model does not know; allowed: de, en"),

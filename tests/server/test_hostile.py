@@ -182,7 +182,7 @@ def test_the_members_of_a_form_are_bounded(patient: Served) -> None:
 def test_a_file_that_was_spooled_is_told_by_no_path_of_the_server(patient: Served) -> None:
     status, told = patient.post(SPEECH, form(b"noise" * 20_000, model="whisper"), FORM)
     assert status == 415
-    assert told["error"]["message"].startswith("the uploaded file is not audio that can be decoded")
+    assert told["error"]["message"].startswith("the file is not audio that can be decoded")
 
 
 def png(width: int, height: int) -> bytes:

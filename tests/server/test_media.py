@@ -19,7 +19,7 @@ from PIL import Image
 from triolet.core.budget import unlimited
 from triolet.core.errors import InvalidRequest, RequestTooLarge
 from triolet.server.endpoints.conversations import _Reader
-from triolet.server.media import Media
+from triolet.server.media import Media, from_base64
 from triolet.server.problems import BadBody, Refusal
 from triolet.server.schemas.chat import ChatMessage
 from triolet.server.settings import ServerSettings
@@ -136,6 +136,18 @@ async def test_a_data_address_holds_what_it_names(url: str, data: bytes) -> None
     assert await Media(ServerSettings()).fetch(url, "here", 1_000) == data
 
 
+@pytest.mark.parametrize("piece", [1, 3, 76, 1 << 20])
+def test_base64_may_have_line_ends_wherever_it_is_cut(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr("triolet.server.media._PIECE", piece)
+    for size in (0, 1, 2, 3, 100):
+        data = bytes(range(size))
+        told = base64.encodebytes(data).decode()
+        assert from_base64(told, "audio") == from_base64(told.replace("\n", "\r\n"), "audio") == data
+    for wrong in ("Zg==Zg==", "Z", "Z g=", "Zg=\n", "Zg==\nZm9v"):
+        with pytest.raises(BadBody, match="audio is not base64"):
+            from_base64(wrong, "audio")
+
+
 @pytest.mark.parametrize("url", ["data:;base64,%%%", "data:image/png", "file:///etc/passwd", "ftp://x", "nonsense"])
 async def test_what_is_no_address_is_told_so(url: str) -> None:
     with pytest.raises(BadBody, match="here"):
@@ -216,13 +228,13 @@ def test_a_conversation_has_as_much_audio_as_the_settings_allow(small: Served, s
     status, told = told_of(small, "qwen2_audio", silence(600), stream=stream)
     assert (status, told) == (
         413,
-        "messages.0.content.0: the audio given as bytes is too long; allowed: up to 0.8 s, but it has 600 s or more. "
+        "messages.0.content.0: the file is too long; allowed: up to 0.8 s, but it has 600 s or more. "
         "Cut it into pieces; allowed for all of a conversation: 1 s of audio and 40,000 pixels of images",
     )
     status, told = told_of(small, "qwen2_audio", silence(0.5), silence(0.7), stream=stream)
     assert (status, told.partition(", but")[0]) == (
         413,
-        "messages.0.content.1: the audio given as bytes is too long; allowed: up to 0.5 s",
+        "messages.0.content.1: the file is too long; allowed: up to 0.5 s",
     )
 
 

@@ -44,6 +44,12 @@ def transcribe(client: openai.OpenAI, file: Any, **options: Any) -> Any:
     return client.audio.transcriptions.create(**{"model": "whisper", "file": file, **options})
 
 
+def speech_of(seconds: float) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(round(seconds * 16_000)), 16_000, format="WAV")
+    return file.getvalue()
+
+
 def translate(client: openai.OpenAI, file: Any, **options: Any) -> Any:
     with pytest.warns(DeprecationWarning, match="deprecated"):  # so OpenAI's client says of this call
         return client.audio.translations.create(model="whisper", file=file, **options)
@@ -127,12 +133,33 @@ def test_subtitles_have_the_rules_of_the_form(client, transcript, speech, german
         ({"vad_filter": False, "response_format": "diarized_json"}, "vad_filter=false is given with speakers"),
         ({"max_line_width": 20}, "max_line_width is given with response_format json; allowed: srt and vtt"),
         ({"max_line_width": 0, "response_format": "srt"}, "max_line_width"),
-        ({"keywords": ["a", "b"]}, "hotwords='a, b', which WhisperForConditionalGeneration cannot use"),
+        ({"keywords": ["a", "b"]}, "hotwords='a, b', which WhisperForConditionalGeneration cannot use; leave it out"),
+        ({"language": "klingon"}, "'klingon' is not a language of Whisper"),
+        ({"language": "auto", "audio_track": "0"}, "audio_track='0'; allowed: the number of an audio track"),
+        ({"speakers": "many"}, "speakers='many'; allowed: 'any', a number of speakers"),
+        ({"file": b""}, "the file is empty (0 bytes)"),
+        ({"file": b"text"}, "the file is not audio that can be decoded"),
+        ({"file": speech_of(0.01)}, "the file lasts 0.0100 s; allowed: 0.02 s of audio or more"),
+        ({"timestamp_granularities": "word"}, "timestamp_granularities needs response_format=verbose_json"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_fit_together_is_refused(client, speech, given, message):
-    with pytest.raises(openai.BadRequestError, match=re.escape(message)):
-        transcribe(client, speech, extra_body=given)
+def test_what_does_not_fit_together_is_refused_in_the_words_of_clients(client, speech, given, message):
+    given = dict(given)
+    with pytest.raises(openai.APIStatusError, match=re.escape(message)) as raised:
+        transcribe(client, given.pop("file", speech), extra_body=given)
+    assert not re.search(r"\b(None|True|False|array|the bytes|timestamps|\w+_prompt)\b", raised.value.body["message"])
+
+
+def test_a_form_is_taken_as_clients_send_it(client, transcript, speech):
+    """Empty members, texts for no language, a list of one item without brackets, and a member of all other requests."""
+    empty = dict.fromkeys(("prompt", "temperature", "language", "hotwords", "include[]", "response_format"), "")
+    for sent in ({**empty, "user": "me"}, {"language": "auto"}, {"language": "None"}):
+        assert transcribe(client, speech, extra_body=sent).text == transcript.text
+    sent = {"timestamp_granularities": "word", "language": " AUTO", "store": "false"}
+    assert transcribe(client, speech, response_format="verbose_json", extra_body=sent).words
+    with pytest.raises(openai.BadRequestError, match="nothing is not a member"):
+        transcribe(client, speech, extra_body={"nothing": ""})
 
 
 @pytest.mark.parametrize("strategy", ["auto", {"type": "server_vad"}])
@@ -186,7 +213,7 @@ def test_an_aligner_of_the_server_finds_words_of_models_that_know_no_times(tmp_p
     with served(models) as running, openai_client(running) as client:
         greedy = partial(transcribe, client, speech, temperature=0)  # texts that are sampled differ each time
         ask = partial(greedy, response_format="verbose_json", timestamp_granularities=["word"])
-        with pytest.raises(openai.BadRequestError, match="or an aligner"):
+        with pytest.raises(openai.BadRequestError, match=r"\[\]=word, but .* Allowed: .*\[\]=segment, or an aligner"):
             ask(model="speech")
         running.server.aligner = OneWord()  # type: ignore[assignment]
         told = ask(model="speech")
@@ -253,7 +280,7 @@ def test_known_speakers_have_their_names(client, speech, dialogue):
         ),
         ({"known_speaker_names": ["A", "A"], "known_speaker_references": ["", ""]}, "1 different names"),
         ({"known_speaker_names": ["Ada"], "known_speaker_references": ["Ada"]}, "the address begins with 'ada'"),
-        ({"speakers": "0"}, "speakers='0'; allowed: True"),
+        ({"speakers": "0"}, "speakers='0'; allowed: 'any', a number of speakers \\(1 to 50"),
         (
             {"speakers": "1", "known_speaker_names": ["A", "B"], "known_speaker_references": ["data:,"] * 2},
             "2 names",

@@ -127,6 +127,10 @@ async def test_a_session_in_the_older_shape_is_that_of_today(autojump_clock: Any
         for old, new in (
             ({"input_audio_format": "g711_ulaw"}, {"format": {"type": "audio/pcmu"}}),
             ({"input_audio_transcription": heard}, {"transcription": heard}),
+            (
+                {"input_audio_transcription": {**heard, "language": "auto"}},
+                {"transcription": {**heard, "language": None}},
+            ),
             ({"turn_detection": SERVER}, {"turn_detection": SERVER}),
             ({"turn_detection": None}, {"turn_detection": None}),
             ({}, {}),

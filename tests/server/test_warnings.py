@@ -93,7 +93,7 @@ def test_speech_without_text_is_told_with_its_times():
     transcript = Transcript(
         text="", language=None, language_probability=None, duration=40.0, segments=(), coverage=(*lost,)
     )
-    (told,) = warnings_of(transcript)
+    (told,) = warnings_of(transcript, ())
     assert told.startswith("10.00 s of the audio may be speech, but have no text: 0.00 to 1.00, 2.00 to 3.00, ")
     assert told.endswith("14.00 to 15.00 s and 2 others")
 
