@@ -30,6 +30,7 @@ class SamplingArguments(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     seed: int | None
     stop: str | Sequence[str]
+    include_stop_str_in_output: bool
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None

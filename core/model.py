@@ -149,11 +149,13 @@ class Preparer(Protocol):
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        placed: bool = False,
     ) -> str:
         """Returns the prompt of a conversation, rendered by the checkpoint's own chat template.
 
         Args:
             options: further variables of the template.
+            placed: placeholders in the texts stand for items. Else they are text.
 
         Raises:
             InvalidRequest: there is no template, or the template refuses the messages, or does not read ``tools`` or

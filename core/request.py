@@ -201,6 +201,7 @@ class SamplingParams:
             ``None`` each request gets a fresh seed when it is made, reported in ``Usage.seed``.
         stop: end the output before this text. One string, or up to 64 of them, each of up to 1,024 characters; the
             first that is written counts.
+        include_stop_str_in_output: end the output behind that text instead, as vLLM does.
         stop_token_ids: tokens that end the request, in addition to the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
         logprobs: report the log-probabilities of so many of the likeliest tokens, 0 to 20, in addition to that of the
@@ -238,6 +239,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=_pairs, metadata=by(_BIASES))
     seed: int | None = checked(0, integer(-(2**63), 2**64 - 1).or_none("a fresh seed for each request"))
     stop: tuple[str, ...] = field(default=(), converter=_texts, metadata=by(_STOPS))
+    include_stop_str_in_output: bool = checked(False, flag())
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids, metadata=by(_TOKENS))
     ignore_eos: bool = checked(False, flag())
     logprobs: int | None = checked(None, integer(0, MOST_LOGPROBS).or_none("only of the sampled token"))

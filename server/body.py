@@ -37,6 +37,7 @@ _MOST_FIELD = 256 * 2**10  # bytes
 _MOST_AUDIO = 8 * 2**20  # bytes of a field that is audio
 _AUDIO = ("known_speaker_references", "known_speaker_references[]")
 _MOST_FIELDS_TOGETHER = 32 * 2**20  # bytes, which stay in memory
+_MOST_NEAR = 3  # names that an error shows
 _NEAR = 0.75  # likeness from which a name counts as mistyped
 _CHARSETS = frozenset({"utf-8", "utf8"})
 _MOST_OBJECT = 4_096  # characters of a field that may be JSON: parsed in the event loop
@@ -114,9 +115,10 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
     for fault in error.errors(include_url=False, include_context=False, include_input=False) if few else ():
         if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
             name = str(fault["loc"][0])[:_MOST_NAME]
-            near = difflib.get_close_matches(name, kind.model_fields, 1, _NEAR)
-            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(kind.model_fields)}"
-            return BadBody(f"{name} is not a member of this request; {hint}", name)
+            near = difflib.get_close_matches(name, kind.model_fields, _MOST_NEAR, 0.0)
+            alike = difflib.get_close_matches(name, near, 1, _NEAR)
+            hint = f"did you mean {alike[0]}?" if alike else f"the most similar ones are {', '.join(near)}"
+            return BadBody(f"{name} is not a member of this request; {hint}. GET /openapi.json has all", name)
     return BadBody.of(error, body)
 
 

@@ -257,7 +257,8 @@ def _read(
     prompt: str | Sequence[int]
     if query.messages is not None:
         pause()
-        prompt = preparer.render(messages, tools=query.tools, options=query.template_options)
+        placed = bool(query.images) or query.audio is not None  # beside the messages, whose texts say where
+        prompt = preparer.render(messages, tools=query.tools, options=query.template_options, placed=placed)
         pause()
     elif query.prompt is not None:
         prompt = query.prompt

@@ -27,9 +27,11 @@ class StopStrings:
 
     Args:
         stops: the stop strings, none of them empty. Without stop strings all text is passed on at once.
+        keep: true if the text ends behind the stop string, the shortest one that begins there.
     """
 
     stops: tuple[str, ...]
+    keep: bool = False
     stopped: bool = field(default=False, init=False)
     """True if a stop string was found: no more text is passed on."""
     _held: str = field(default="", init=False)
@@ -41,16 +43,21 @@ class StopStrings:
         held = self._held + text
         found, begun = self._found(held), self._begun(held)
         self.stopped = found <= begun and found < len(held)
-        keep = min(found, begun)
-        self._held = "" if self.stopped else held[keep:]
-        return held[:keep]
+        certain = min(found, begun)
+        self._held = "" if self.stopped else held[certain:]
+        return held[: self._end(held, certain)]
 
     def rest(self) -> str:
         """Ends the whole text, and returns the text that was held back, up to a stop string in it."""
         held, self._held = self._held, ""
         found = self._found(held)
         self.stopped = self.stopped or found < len(held)
-        return held[:found]
+        return held[: self._end(held, found)]
+
+    def _end(self, text: str, place: int) -> int:
+        """The end of what is passed on of ``text``, where a stop string may begin at ``place``."""
+        lengths = [len(stop) for stop in self.stops if self.keep and self.stopped and text.startswith(stop, place)]
+        return place + min(lengths, default=0)
 
     def _found(self, text: str) -> int:
         """The place of the first complete stop string, or else the end of ``text``."""
@@ -249,7 +256,7 @@ def output_of(
         prompt_tokens=len(request.prompt_token_ids),
         stop_ids=stops if sampling.ignore_eos else stops | eos_ids,
         texts=texts,
-        stops=StopStrings(sampling.stop),
+        stops=StopStrings(sampling.stop, sampling.include_stop_str_in_output),
         tops=sampling.logprobs is not None,
         withdraw=withdraw,
         seed=sampling.seed,

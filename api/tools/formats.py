@@ -151,7 +151,12 @@ class ToolFormat:
         return ToolReader(self._syntax, {tool.name: tool for tool in read_tools(tools)})
 
     def structure(
-        self, tools: Sequence[Mapping[str, Any] | Tool], choice: str = "auto", *, parallel: bool = False
+        self,
+        tools: Sequence[Mapping[str, Any] | Tool],
+        choice: str = "auto",
+        *,
+        parallel: bool = False,
+        answer: Structure | None = None,
     ) -> Structure | None:
         """The structure of the whole output, for `SamplingParams`; ``None``: the output may be any text.
 
@@ -159,22 +164,26 @@ class ToolFormat:
             choice: ``"required"`` forces a call of any tool; the name of a tool forces a call of that tool; ``"auto"``
                 and ``"none"`` allow any text.
             parallel: true if there may be several calls.
+            answer: a structure of JSON, which an output with the choice ``"auto"`` has if it is no call.
 
         Raises:
             InvalidRequest: there is no such tool, or ``tools`` do not describe tools.
         """
         found = read_tools(tools)
-        if choice in ("auto", "none"):
-            return None
-        chosen = [tool for tool in found if choice in ("required", tool.name)]
+        if choice == "none" or (choice == "auto" and (answer is None or not found)):
+            return answer
+        chosen = [tool for tool in found if choice in ("required", "auto", tool.name)]
         if not chosen:
             names = ", ".join(repr(tool.name) for tool in found) or "none is given"
             raise InvalidRequest(
                 f"choice={shown(choice)}; allowed: 'none', 'auto', 'required' or the name of a tool: {names}"
             )
-        return Structure(
-            kind="lark", text=self._syntax.grammar(chosen, partial(literal, self.special), several=parallel)
-        )
+        text = self._syntax.grammar(chosen, partial(literal, self.special), several=parallel)
+        if choice == "auto" and answer is not None:
+            text = (
+                f"start: called | answer\n{text.replace('start:', 'called:', 1)}\nanswer: %exact [null, {answer.text}]"
+            )
+        return Structure(kind="lark", text=text)
 
 
 def _special(tokenizer: Any, syntax: Syntax) -> dict[str, int]:

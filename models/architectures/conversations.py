@@ -80,7 +80,8 @@ def render(
     """Renders ``messages`` by ``template``, or else by the tokenizer's own chat template.
 
     Args:
-        options: further variables of the template.
+        options: further variables of the template; with ``continue_final_message`` the text ends within the last
+            message, and with ``add_generation_prompt=False`` behind it.
 
     Raises:
         InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
@@ -89,13 +90,22 @@ def render(
         raise InvalidRequest("the checkpoint has no chat template; write the prompt as text")
     if not messages:
         raise InvalidRequest("messages is empty; give one message or more")
-    options = {} if options is None else options
+    options = {} if options is None else dict(options)
+    goes_on = options.pop("continue_final_message", None)
+    turn = {
+        "continue_final_message": goes_on,
+        "add_generation_prompt": options.pop("add_generation_prompt", not goes_on),
+    }
+    for name, value in turn.items():
+        if not isinstance(value, bool | None):
+            raise InvalidRequest(f"template_options has {name}={shown(value)}; allowed: True or False")
     calls = any(message.get("tool_calls") for message in messages)
     if tools or options or calls:
         text = template_of(tokenizer, template, tools=bool(tools))
         _check_is_read(text, _ours(tokenizer), tools=bool(tools), calls=calls, options=options)
     if tools:
         options = {**options, "tools": [dict(tool.given) for tool in tools]}
+    options |= turn
     if not calls:
         return _write(tokenizer, messages, template, options)
     read = [_with_read_calls(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -113,9 +123,7 @@ def _write(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], template: str | None, options: Mapping[str, Any]
 ) -> Rendered:
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, add_generation_prompt=True, **options
-        )
+        text = tokenizer.apply_chat_template(list(messages), chat_template=template, tokenize=False, **options)
     except Exception as error:  # templates are programs that others wrote, and may raise anything
         raise InvalidRequest(
             f"the checkpoint's chat template refuses the messages: {type(error).__name__}: {error}"
@@ -159,7 +167,7 @@ def _check_is_read(
     for name in options:
         if name in ours:
             raise InvalidRequest(f"template_options has {name!r}, which the engine sets itself; leave it out")
-        if name not in variables:
+        if name not in variables and options[name] not in (None, False):  # what is not read is off already
             raise InvalidRequest(
                 f"template_options has {shown(name)}, which the checkpoint's chat template does not read; leave it out"
             )

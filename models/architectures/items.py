@@ -139,6 +139,7 @@ class AudioItems(TextPreparer):
         *,
         tools: Sequence[Tool] = (),  # noqa: ARG002  (see `Preparer`)
         options: Mapping[str, Any] | None = None,  # noqa: ARG002
+        placed: bool = False,  # noqa: ARG002
     ) -> Rendered:
         """Raises `InvalidRequest`, since the audio is a single piece and cannot be part of a conversation."""
         raise InvalidRequest(

@@ -103,6 +103,19 @@ PARTS: tuple[Form, ...] = (list, _parted, _joined)
 _LOOP = re.compile(r"""\bfor\s+\w+\s+in\s+(?:\w+(?:\.|\[["']))?content\b""")
 
 
+def _told_apart(value: Any, marks: tuple[str, ...]) -> Any:
+    """Returns ``value``, a part of a conversation, in whose texts each of ``marks`` has a blank of no width behind its
+    first character, so that it is no mark."""
+    if isinstance(value, Mapping):
+        return {name: _told_apart(one, marks) for name, one in value.items()} if marks else value
+    if isinstance(value, list | tuple):
+        return [_told_apart(one, marks) for one in value]
+    if isinstance(value, str):
+        for mark in marks:
+            value = value.replace(mark, f"{mark[0]}\u200b{mark[1:]}")
+    return value
+
+
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +173,11 @@ class TextPreparer:
         return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts that stand for items in a prompt."""
+        return ()
+
+    @property
     def tool_template(self) -> str:
         """The chat template that renders conversations with tools."""
         return template_of(self.tokenizer, self.chat_template, tools=True)
@@ -170,12 +188,16 @@ class TextPreparer:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        placed: bool = False,
     ) -> str:
-        """Renders a conversation as a prompt by the chat template, up to the beginning of the assistant's turn.
+        """Renders a conversation as a prompt by the chat template, up to the beginning of the assistant's turn. Unless
+        they are ``placed``, the placeholders in its texts are text.
 
         Raises:
             InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
         """
+        if not placed:
+            messages = [_told_apart(message, self.marks) for message in messages]
         given = {"template": self.chat_template, "tools": tools, "options": options}
         reads_parts = _LOOP.search(template_of(self.tokenizer, self.chat_template, tools=bool(tools)))
         return render_fullest(self.tokenizer, messages, PARTS if reads_parts else self.forms, **given)
@@ -210,6 +232,11 @@ class MediaPreparer(TextPreparer):
     start: tuple[int, ...] = ()  # see `Family.start`
     _read: Callable[[Any], ReadItem]  # see `Family.read`
     forms: ClassVar[tuple[Form, ...]] = PARTS
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The placeholder, and the marks of media that are not read."""
+        return (self.placeholder, *(text for text, _ in self.unread))
 
     def with_items(self, prompt: str, count: int) -> str:
         """Returns ``prompt`` with the placeholders of ``count`` items in front of it, unless it has placeholders

@@ -191,6 +191,8 @@ def _architecture(plain: FileSettings, config: Any) -> str:
 
 def _reason(config: Any, text: Any) -> str | None:
     """The reason why the engine does not support the configuration; ``None``: it does."""
+    if getattr(text, "is_heterogeneous", False):
+        return f"has layers that differ in {', '.join(sorted(text.per_layer_attributes))}"
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:

@@ -38,7 +38,7 @@ LIMITS: dict[str, Any] = {
 """The limits of llguidance: one mask then takes some 20 ms at most."""
 _EXACT = re.compile(r"^(\w+: )%exact (\[.*\])$", re.MULTILINE)
 """A rule of Lark that stands for the JSON of a call: the name of the tool and a schema, which is checked only where the
-grammar is made, within limits."""
+grammar is made, within limits. Without a name, it is the JSON of an answer."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 _LENIENT = {"lenient": True, "coerce_one_of": True}  # what cannot be followed is left out of calls, and logged
 _LEFT_OUT = re.compile(r"^// (a call of .+)$", re.MULTILINE)
@@ -149,12 +149,12 @@ def _called(rule: re.Match[str]) -> str:
 
     tool, schema = read_json(rule[2])
     try:
-        written = json.dumps(exact(schema, **_LENIENT))
+        written = json.dumps(exact(schema, **(_LENIENT if tool else {})))
         fault, told = judged(LLMatcher.grammar_from_json_schema(written))
     except ValueError as error:
         fault = str(error)
     if fault:
-        raise ValueError(f"a call of {tool!r} cannot be forced to follow its parameters: {fault}")
+        raise ValueError(f"a call of {tool!r} cannot be forced to follow its parameters: {fault}" if tool else fault)
     notes = [f"// a call of {tool!r} is forced without all of its schema: {' '.join(one.split())}\n" for one in told]
     return f"{''.join(notes)}{rule[1]}%json {written}"
 

@@ -19,11 +19,13 @@ from ...core.tools import read_tools
 from ..body import read_json
 from ..event_stream import DONE, Events, EventStream
 from ..schemas import chat as bodies
-from .common import answered, engine_of, exchange_of, new_id, now, server_of
+from .common import answered, engine_of, exchange_of, new_id, now, server_of, tokens_of
 from .conversations import decode_media, messages_of
 from .sampling import chat_logprobs, sampling_of, structure_of, usage_of
 from .together import streams_together
 from .tool_calls import CallReader, Tools
+
+_TURN = ("add_generation_prompt", "continue_final_message")
 
 
 async def converse(request: Request) -> Response:
@@ -33,6 +35,7 @@ async def converse(request: Request) -> Response:
         return EventStream(partial(_streamed, request, body))
     async with asked(request, body) as (engine, tools, query):
         completion = await engine.generate(**query)
+        more = {"prompt_token_ids": await tokens_of(engine, as_query(query))} if body.return_token_ids else {}
         found = (completion, *completion.alternatives)
         choices = [_choice(engine, body, tools, index, one) for index, one in enumerate(found)]
     usage = usage_of([one.usage for one in found], len(found))
@@ -45,6 +48,7 @@ async def converse(request: Request) -> Response:
             model=body.model,
             choices=choices,
             usage=usage,
+            **more,
         )
     )
 
@@ -62,12 +66,15 @@ async def asked(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structure=structure_of(body.response_format) if tools is None else await run_in_thread(tools.structure),
+            structure=structure_of(body, body.response_format)
+            if tools is None
+            else await run_in_thread(tools.structure),
         )
+        turn = {name: getattr(body, name) for name in _TURN if getattr(body, name) is not None}
         query = {
             "messages": messages,
             "tools": () if tools is None else tools.given,
-            "template_options": body.chat_template_kwargs or {},
+            "template_options": {**(body.chat_template_kwargs or {}), **turn},
             "sampling": sampling,
             "priority": body.priority or 0,
             "request_id": exchange_of(request).id,
@@ -92,6 +99,7 @@ def _choice(
         message=message,
         logprobs=chat_logprobs(engine.inside.token_bytes(), completion) if body.logprobs else None,
         finish_reason=_reason(body, completion.finish_reason, called=message.tool_calls is not None),
+        **({"token_ids": list(completion.token_ids)} if body.return_token_ids else {}),
     )
 
 
@@ -104,8 +112,10 @@ def _reason(body: bodies.ChatRequest, reason: FinishReason, *, called: bool) -> 
 
 async def _streamed(request: Request, body: bodies.ChatRequest, events: Events) -> None:
     async with asked(request, body) as (engine, tools, query):
-        writer = _ChunkWriter(body, events, tools)
-        usages, timings = await streams_together(engine, [as_query(query)], partial(writer.add, engine))
+        prompt = await tokens_of(engine, as_query(query)) if body.return_token_ids else None
+        writer = _ChunkWriter(body, events, tools, prompt)
+        add = partial(writer.add, engine)
+        usages, timings = await streams_together(engine, [as_query(query)], add, counts=writer.counts)
     usage = usage_of(usages, body.n or 1)
     exchange_of(request).ended(timings, tokens=usage.completion_tokens)
     if writer.tells_usage:
@@ -116,12 +126,16 @@ async def _streamed(request: Request, body: bodies.ChatRequest, events: Events) 
 class _ChunkWriter:
     """Writes the events of one answer: copies of ``frame``, each with one choice."""
 
-    def __init__(self, body: bodies.ChatRequest, events: Events, tools: Tools | None) -> None:
+    def __init__(
+        self, body: bodies.ChatRequest, events: Events, tools: Tools | None, prompt: list[int] | None = None
+    ) -> None:
+        self._prompt = prompt  # its tokens, until they are told
         self._body = body
         self._events = events
         self._tools = tools
         self._readers: dict[int, CallReader | None] = {}
         self.tells_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self.counts = bool(self.tells_usage and body.stream_options and body.stream_options.continuous_usage_stats)
         self.frame = bodies.ChatChunk(
             id=new_id("chatcmpl-"), object="chat.completion.chunk", created=now(), model=body.model, choices=[]
         )
@@ -130,25 +144,29 @@ class _ChunkWriter:
 
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
         """Sends the event for what ``delta`` adds to the answer ``index``."""
+        if self.counts and delta.usage is not None:
+            self.frame.usage = usage_of([delta.usage], 1)
         if index not in self._readers:
             self._readers[index] = None if self._tools is None else self._tools.reader()
             await self._tell(index, bodies.MessageDelta(role="assistant", content=""))
         reader = self._readers[index]
         wanted = self._body.logprobs and delta.token_ids
-        logprobs = chat_logprobs(engine.inside.token_bytes(), delta) if wanted else None
+        more: dict[str, Any] = {"logprobs": chat_logprobs(engine.inside.token_bytes(), delta)} if wanted else {}
+        if self._body.return_token_ids and delta.token_ids:
+            more["token_ids"] = list(delta.token_ids)
         parts = parts_of(reader, delta.text, last=delta.finish_reason is not None)
-        for part in parts or [bodies.MessageDelta()] * bool(logprobs):
-            await self._tell(index, part, logprobs=logprobs)
-            logprobs = None
+        for part in parts or [bodies.MessageDelta()] * bool(more):
+            await self._tell(index, part, **more)
+            more = {}
         if delta.finish_reason is not None:
             reason = _reason(self._body, delta.finish_reason, called=reader is not None and reader.called)
             await self._tell(index, bodies.MessageDelta(), reason=reason)
 
-    async def _tell(
-        self, index: int, delta: bodies.MessageDelta, *, logprobs: bodies.Logprobs | None = None, reason: Any = None
-    ) -> None:
-        choice = bodies.ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
-        await self._events.write(self.frame.model_copy(update={"choices": [choice]}))
+    async def _tell(self, index: int, delta: bodies.MessageDelta, *, reason: Any = None, **more: Any) -> None:
+        choice = bodies.ChunkChoice(index=index, delta=delta, finish_reason=reason, **{"logprobs": None, **more})
+        first = {} if self._prompt is None else {"prompt_token_ids": self._prompt}
+        self._prompt = None
+        await self._events.write(self.frame.model_copy(update={"choices": [choice], **first}))
 
 
 def parts_of(reader: CallReader | None, text: str, *, last: bool) -> list[bodies.MessageDelta]:

@@ -17,8 +17,8 @@ from ...core.request import FinishReason
 from ..body import read_json
 from ..event_stream import DONE, Events, EventStream
 from ..schemas.completions import CompletionAnswer, CompletionChoice, CompletionRequest
-from .common import answered, engine_of, exchange_of, new_id, now
-from .sampling import completion_logprobs, sampling_of, usage_of
+from .common import answered, engine_of, exchange_of, new_id, now, tokens_of
+from .sampling import completion_logprobs, sampling_of, structure_of, usage_of
 from .together import streams_together
 
 _DEFAULT_TOKENS = 16  # OpenAI's default
@@ -32,9 +32,12 @@ async def complete(request: Request) -> Response:
     n = body.n or 1
     async with engine_of(request, body.model) as engine:
         found = await run_together([partial(engine.generate, **query) for query in _queries(request, body)])
-        echoes = await _echoes(engine, body)
+        echoes, prompts = await _echoes(engine, body), await _prompts(request, engine, body)
         answers = [answer for first in found for answer in (first, *first.alternatives)]
-        choices = [_choice(engine, body, index, one, echoes[index // n], 0) for index, one in enumerate(answers)]
+        choices = [
+            _choice(engine, body, index, one, echoes[index // n], 0, prompts[index // n])
+            for index, one in enumerate(answers)
+        ]
     usage = usage_of([one.usage for one in answers], n)
     exchange_of(request).ended(found[0].timings, tokens=usage.completion_tokens)
     return answered(_frame(body).model_copy(update={"choices": choices, "usage": usage}))
@@ -42,10 +45,22 @@ async def complete(request: Request) -> Response:
 
 def _queries(request: Request, body: CompletionRequest) -> list[dict[str, Any]]:
     """Returns the arguments of `Engine.generate`, for each prompt."""
-    sampling = sampling_of(body, max_tokens=body.max_tokens or _DEFAULT_TOKENS, logprobs=body.logprobs)
+    sampling = sampling_of(
+        body,
+        max_tokens=body.max_tokens or _DEFAULT_TOKENS,
+        logprobs=body.logprobs,
+        structure=structure_of(body, body.response_format),
+    )
     shared = {"sampling": sampling, "priority": body.priority or 0, "request_id": exchange_of(request).id}
     prompts = ({"prompt": one} if isinstance(one, str) else {"prompt_token_ids": one} for one in body.prompts())
     return [{**prompt, **shared} for prompt in prompts]
+
+
+async def _prompts(request: Request, engine: Engine, body: CompletionRequest) -> list[list[int] | None]:
+    """Returns the tokens of each prompt, if the client wants them."""
+    if not body.return_token_ids:
+        return [None] * len(body.prompts())
+    return [await tokens_of(engine, Query(**query)) for query in _queries(request, body)]
 
 
 async def _echoes(engine: Engine, body: CompletionRequest) -> list[str]:
@@ -60,13 +75,21 @@ async def _echoes(engine: Engine, body: CompletionRequest) -> list[str]:
 
 
 def _choice(
-    engine: Engine, body: CompletionRequest, index: int, part: Completion | Delta, echo: str, offset: int
+    engine: Engine,
+    body: CompletionRequest,
+    index: int,
+    part: Completion | Delta,
+    echo: str,
+    offset: int,
+    prompt: list[int] | None,
 ) -> CompletionChoice:
     known = engine.inside.token_bytes()
     reason: Any = None
     if part.finish_reason is not None:
         reason = "length" if part.finish_reason is FinishReason.LENGTH else "stop"
+    more: dict[str, Any] = {"token_ids": list(part.token_ids)} if body.return_token_ids else {}
     return CompletionChoice(
+        **more if prompt is None else {**more, "prompt_token_ids": prompt},
         index=index,
         text=echo + part.text,
         logprobs=None if body.logprobs is None else completion_logprobs(known, part, offset=offset),
@@ -79,25 +102,30 @@ def _frame(body: CompletionRequest) -> CompletionAnswer:
 
 
 async def _streamed(request: Request, body: CompletionRequest, events: Events) -> None:
-    n, frame, echoes = body.n or 1, _frame(body), list[str]()
+    n, frame, echoes, prompts = body.n or 1, _frame(body), list[str](), list[list[int] | None]()
     offsets: dict[int, int] = {}  # the number of characters sent of each choice
     tells_usage = body.stream_options is not None and body.stream_options.include_usage
+    counts = bool(tells_usage and body.stream_options and body.stream_options.continuous_usage_stats)
     if tells_usage:
         frame.usage = None  # in each event but the last
 
     async def add(index: int, delta: Delta) -> None:
         if not echoes:  # the first delta: all prompts are valid
             echoes.extend(await _echoes(engine, body))
-        echo = "" if index in offsets else echoes[index // n]
+            prompts.extend(await _prompts(request, engine, body))
+        echo, prompt = ("", None) if index in offsets else (echoes[index // n], prompts[index // n])
+        if counts and delta.usage is not None:
+            frame.usage = usage_of([delta.usage], 1)
         offset = offsets.setdefault(index, 0)  # no logprobs with an echo
         offsets[index] += len(delta.text)
-        if delta.text or echo or delta.finish_reason or (body.logprobs is not None and delta.token_ids):
-            choice = _choice(engine, body, index, delta, echo, offset)
+        wanted = body.return_token_ids or body.logprobs is not None
+        if delta.text or echo or delta.finish_reason or (wanted and delta.token_ids):
+            choice = _choice(engine, body, index, delta, echo, offset, prompt)
             await events.write(frame.model_copy(update={"choices": [choice]}))
 
     async with engine_of(request, body.model) as engine:
         queries = [Query(**query) for query in _queries(request, body)]
-        usages, timings = await streams_together(engine, queries, add)
+        usages, timings = await streams_together(engine, queries, add, counts=counts)
     usage = usage_of(usages, n)
     exchange_of(request).ended(timings, tokens=usage.completion_tokens)
     if tells_usage:

@@ -24,7 +24,7 @@ from ..schemas import chat
 from ..server import Server
 from .common import exchange_of, server_of
 
-_GIVEN = ("name", "tool_call_id", "reasoning_content")
+_GIVEN = ("name", "tool_call_id")
 _OF_PIXEL, _OF_IMAGE = 24, 2**22  # bytes while an image is decoded and read, for each pixel and for the image
 _OF_SAMPLE = 16  # bytes while audio is
 _LARGE = 2**24  # bytes: the memory of larger work is given back to the system at once
@@ -42,7 +42,7 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
             together.
     """
     parts = [part for message in body.messages if isinstance(message.content, list) for part in message.content]
-    count, most = sum(not isinstance(part, chat.TextPart) for part in parts), server_of(request).settings.max_media
+    count, most = sum(not isinstance(part, chat.SpokenPart) for part in parts), server_of(request).settings.max_media
     if count > most:
         raise RequestTooLarge(f"the conversation has {count:,} images and pieces of audio; allowed: up to {most:,}")
     reader = _Reader(server_of(request).media, exchange_of(request).account)
@@ -63,17 +63,21 @@ class _Reader:
     async def message(self, message: chat.ChatMessage, where: str) -> dict[str, Any]:
         told = {name: getattr(message, name) for name in _GIVEN if getattr(message, name) is not None}
         told["role"] = "system" if message.role == "developer" else message.role
-        told["content"] = message.content
+        told["content"] = message.refusal if message.content is None else message.content
+        thought = [message.reasoning_content or message.reasoning]
         if isinstance(message.content, list):
-            parts = enumerate(message.content)
-            told["content"] = [await self._part(part, f"{where}.{index}") for index, part in parts]
+            thought += [part.text for part in message.content if isinstance(part, chat.ThinkingPart)]
+            parts = [(place, part) for place, part in enumerate(message.content) if part.type != "thinking"]
+            told["content"] = [await self._part(part, f"{where}.{index}") for index, part in parts] or ""
+        if any(thought):
+            told["reasoning_content"] = "\n".join(filter(None, thought))
         if message.tool_calls is not None:
             told["tool_calls"] = [call.model_dump(exclude=_UNUSED) for call in message.tool_calls]
         return told
 
     async def _part(self, part: chat.ContentPart, where: str) -> dict[str, Any]:
         match part:
-            case chat.TextPart(text=text):
+            case chat.TextPart(text=text) | chat.RefusalPart(text=text):
                 return {"type": "text", "text": text}
             case chat.ImagePart(image_url=place):
                 return {"type": "image", "image": await self._fetch(place.url, where)}

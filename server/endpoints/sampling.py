@@ -12,16 +12,19 @@ from attrs import fields
 from ...api.outputs.detokenizer import TokenBytes
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
+from ..problems import BadBody
 from ..schemas import chat, completions
 from ..schemas.base import SamplingBody
 from ..schemas.base import Usage as UsageObject
+from ..schemas.chat import MOST_CHARACTERS, MOST_SCHEMA
+from ..schemas.weighing import check_object
 from .tokens import token_name, token_text
 
 _NAMED_ALIKE = SamplingBody.model_fields.keys() & {one.name for one in fields(SamplingParams)} - {"logit_bias"}
 
 
 def sampling_of(
-    body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, structure: Structure | None = None
+    body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, structure: Structure | None
 ) -> SamplingParams:
     """Returns the parameters that ``body`` asks for. The default temperature is 1, the default seed a fresh one."""
     named = {name: value for name in _NAMED_ALIKE if (value := getattr(body, name)) is not None}
@@ -34,12 +37,29 @@ def sampling_of(
     )
 
 
-def structure_of(format_: chat.ResponseFormat | None) -> Structure | None:
-    """Returns the structure of the output that a ``response_format`` asks for."""
-    if isinstance(format_, chat.JsonObjectFormat):
-        return Structure.json_schema({"type": "object"})
-    if isinstance(format_, chat.JsonSchemaFormat):
-        return Structure.json_schema(json.dumps(format_.json_schema.schema_))
+def structure_of(body: SamplingBody, format_: chat.ResponseFormat | None = None) -> Structure | None:
+    """Returns the structure of the output that ``body`` and its ``response_format`` ask for.
+
+    Raises:
+        BadBody: they ask for several.
+        RequestTooLarge: the schema is too large.
+    """
+    wanted = body.structures
+    if isinstance(format_, chat.JsonObjectFormat | chat.JsonSchemaFormat):
+        wanted["response_format"] = format_.wanted
+    if len(wanted) > 1:
+        raise BadBody(f"the answer is to have several forms: {', '.join(wanted)}; give one of them", next(iter(wanted)))
+    for name, value in wanted.items():
+        match name.removeprefix("guided_"):
+            case "json" | "response_format":
+                check_object(name, value, MOST_SCHEMA, MOST_CHARACTERS)
+                return Structure.json_schema(value if isinstance(value, str) else json.dumps(value))
+            case "json_object":
+                return Structure.json_schema({"type": "object"})
+            case "choice":
+                return Structure.choice(value)
+            case kind:
+                return Structure(kind="lark" if kind == "grammar" else kind, text=value)
     return None
 
 

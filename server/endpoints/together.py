@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
+from attrs import evolve
 
 from ...api.engine import Engine
 from ...api.hosts.alternatives import run_together
@@ -16,21 +17,24 @@ from ...core.timings import Timings
 
 
 async def streams_together(
-    engine: Engine, queries: list[Query], tell: Callable[[int, Delta], Awaitable[None]]
+    engine: Engine, queries: list[Query], tell: Callable[[int, Delta], Awaitable[None]], *, counts: bool = False
 ) -> tuple[list[Usage], Timings | None]:
     """Streams the ``n`` answers to each of ``queries``. Each delta is passed to ``tell`` as it comes, with the index of
     its answer. The answers to the first query have the first indexes. All answers to a query share one reading of its
     prompt. If one answer fails, all are ended. Returns the usage of each answer, and the timings of the first one.
+    ``counts``: each delta has the usage so far.
     """
     send, receive = trio.open_memory_channel[tuple[int, Delta]](0)
     asked = trio.current_time()
 
     async def follow(request: Request, index: int) -> tuple[Usage | None, Timings | None]:
-        usage = None
+        usage, written = None, 0
         async with engine.inside.follow(request, asked, wait=True) as deltas:
             async for delta in deltas:
-                usage = delta.usage or usage
-                await send.send((index, delta))
+                written += len(delta.token_ids)
+                so_far = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=written)
+                usage = delta.usage or so_far
+                await send.send((index, evolve(delta, usage=usage) if counts else delta))
             return usage, deltas.timings
 
     async def answer(place: int) -> list[tuple[Usage | None, Timings | None]]:

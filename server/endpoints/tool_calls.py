@@ -16,7 +16,9 @@ from ...core.request import Structure
 from ...core.tools import Tool, read_tools
 from ..problems import BadBody
 from ..schemas import chat
+from .sampling import structure_of
 
+_UNUSED = {"cache_control"}
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -26,9 +28,11 @@ class Tools:
 
     format: ToolFormat
     given: tuple[Tool, ...]  # parsed once, since the reader of each answer needs them
+    allowed: tuple[Tool, ...]  # those of them that may be called
     choice: str
     parallel: bool
     told: dict[str, object]  # the request's line in the access log
+    answer: Structure | None = None  # the form of an answer without a call
 
     @classmethod
     def of(
@@ -39,23 +43,30 @@ class Tools:
 
         Raises:
             InvalidRequest: the checkpoint's template writes calls in no known format.
-            BadBody: the body also has a response format, which leaves no room for tool calls.
+            BadBody: the body also wants an answer in a form that leaves no room for tool calls.
         """
         if not body.tools or body.tool_choice == "none":
             return None
-        if body.response_format is not None and body.response_format.type != "text":
+        if body.structures:
+            named = next(iter(body.structures))
             raise BadBody(
-                "response_format and tools are both given; give one of them, or tool_choice none", "response_format"
+                f"{named} and tools are both given; give one of them, response_format, or tool_choice none", named
             )
-        given = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools])
-        choice = body.tool_choice or "auto"
-        named = choice.function.name if isinstance(choice, chat.NamedTool) else choice
-        return cls(ToolFormat.of(model, name), given, named, body.parallel_tool_calls is not False, told)
+        given = read_tools([tool.model_dump(exclude_none=True, exclude=_UNUSED) for tool in body.tools])
+        choice, allowed = body.tool_choice or "auto", given
+        if isinstance(choice, chat.NamedTool):
+            choice = choice.function.name
+        elif isinstance(choice, chat.AllowedChoice):
+            names = {one.function.name for one in choice.allowed_tools.tools}
+            choice, allowed = choice.allowed_tools.mode, tuple(tool for tool in given if tool.name in names)
+        answer = structure_of(body, body.response_format) if choice == "auto" else None
+        parallel = body.parallel_tool_calls is not False
+        return cls(ToolFormat.of(model, name), given, allowed, choice, parallel, told, answer)
 
     def structure(self) -> Structure | None:
         """Returns the structure that the output must have; ``None``: any text."""
-        parallel = self.parallel and self.choice == "required"
-        return self.format.structure(self.given, self.choice, parallel=parallel)
+        parallel = self.parallel and self.choice in ("required", "auto")
+        return self.format.structure(self.allowed, self.choice, parallel=parallel, answer=self.answer)
 
     def message(self, text: str) -> chat.AnswerMessage:
         """Returns the message of a whole answer: the sum of its deltas."""
@@ -75,7 +86,7 @@ class Tools:
 
     def reader(self) -> CallReader:
         """Returns a reader of one answer, piece by piece."""
-        return CallReader(self.format.reader(self.given), self.parallel, self.told)
+        return CallReader(self.format.reader(self.allowed), self.parallel, self.told)
 
 
 @define(eq=False)

@@ -54,7 +54,7 @@ def _check_finite(numbers: Any) -> None:
 def _shortened(vectors: Any, dimensions: int | None) -> Any:
     """Returns the first ``dimensions`` numbers of each vector, scaled to length 1 (Kusupati et al. 2022,
     "Matryoshka")."""
-    if dimensions is None or dimensions == vectors.shape[1]:
+    if dimensions is None:
         return vectors
     if dimensions > vectors.shape[1]:
         raise InvalidRequest(f"dimensions={dimensions}; allowed: up to {vectors.shape[1]}, the dimensions of the model")
@@ -81,11 +81,16 @@ def _ranked(
         bodies.Ranked(
             index=index,
             relevance_score=_logistic(scores[index]),
-            **({"document": bodies.RankedDocument(text=texts[index])} if body.return_documents else {}),
+            **({"document": _told(texts[index], body.documents[index])} if body.return_documents else {}),
         )
         for index in best
     ]
     return answered(bodies.RerankAnswer(id=new_id("rerank-"), model=body.model, results=results, usage=usage))
+
+
+def _told(text: str, document: str | bodies.Document) -> bodies.RankedDocument:
+    more = {} if isinstance(document, str) else document.model_dump(exclude_unset=True)
+    return bodies.RankedDocument(**{"text": text, **more})
 
 
 async def rerank_by_cohere(request: Request) -> Response:

@@ -122,11 +122,32 @@ class Ignored(Body):
     prompt_cache_key: Unread = unused("all prompts are shared")
 
 
+class Marked(Body):
+    """What clients of other programs mark for a cache."""
+
+    cache_control: Unread = unused("all prompts are shared")
+
+
 class StreamOptions(Body):
     """``stream_options`` of a request."""
 
     include_usage: bool | None = Field(default=None, description="Send a last event with the usage.")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="With include_usage: each event has the usage so far."
+    )
     include_obfuscation: bool | None = unused()
+
+
+class StructuredOutputs(Body):
+    """The form of the whole text, by vLLM's names: one of them."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    json_: Text | dict[str, Any] | None = Field(default=None, alias="json", description="A JSON schema.")
+    regex: Text | None = None
+    choice: Annotated[list[Text], up_to(1_024, 1)] | None = None
+    grammar: Text | None = Field(default=None, description="In llguidance's dialect of Lark.")
+    json_object: bool | None = None
 
 
 class SamplingBody(Ignored):
@@ -152,8 +173,22 @@ class SamplingBody(Ignored):
     min_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = Field(default=None, description="Default: true, but for marks of calls.")
+    include_stop_str_in_output: bool | None = Field(default=None, description="The text ends with its stop string.")
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Text | dict[str, Any] | None = Field(default=None, description="As json in structured_outputs.")
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], up_to(1_024, 1)] | None = None
+    guided_grammar: Text | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: int | None = Field(default=None, ge=-100, le=100, description="Smaller numbers run first.")
+
+    @property
+    def structures(self) -> dict[str, Any]:
+        """The forms of the text that the client wants, by vLLM's names in `StructuredOutputs`."""
+        wanted = {name: getattr(self, name) for name in SamplingBody.model_fields if name.startswith("guided_")}
+        if self.structured_outputs is not None:
+            wanted |= self.structured_outputs.model_dump(by_alias=True)
+        return {name: value for name, value in wanted.items() if value not in (None, False)}
 
     @model_validator(mode="after")
     def _streams(self) -> Self:

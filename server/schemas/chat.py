@@ -7,22 +7,49 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from .base import AnswerBody, Body, Name, SamplingBody, Text, Unread, Usage, check_length, unused, up_to
+from .base import AnswerBody, Body, Marked, Name, SamplingBody, Text, Unread, Usage, check_length, unused, up_to
 from .weighing import check_object, check_texts
 
 MOST_MESSAGES = 4_096
 MOST_PARTS = 2_048  # of one message
 MOST_TOOLS = 128  # OpenAI's
-_MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": 5_000}
-_MOST_CHARACTERS = 1_000_000  # of each of these
+MOST_SCHEMA = 5_000  # values of the schema of an answer
+MOST_CHARACTERS = 1_000_000  # of it, and of each of these
+_MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": MOST_SCHEMA}
 _READ_BY_THE_CLIENT = "OpenAI's client adds it to an answer that it sends back"
 
 
-class TextPart(Body):
+class TextPart(Marked):
     """A part of a message: text."""
 
     type: Literal["text"]
     text: Text
+
+
+class RefusalPart(Marked):
+    """A part of a message of the assistant: the words in which it has refused."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """The words."""
+        return self.refusal
+
+
+class ThinkingPart(Marked):
+    """A part of a message of the assistant: its reasoning, which goes to the chat template as ``reasoning_content``."""
+
+    model_config = ConfigDict(extra="ignore")  # a signature
+
+    type: Literal["thinking"]
+    thinking: Text | Annotated[list[TextPart], up_to(MOST_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """The reasoning."""
+        return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
 
 
 class ImageUrl(Body):
@@ -32,7 +59,7 @@ class ImageUrl(Body):
     detail: Literal["auto", "low", "high"] | None = unused()
 
 
-class ImagePart(Body):
+class ImagePart(Marked):
     """A part of a message: an image."""
 
     type: Literal["image_url"]
@@ -48,7 +75,7 @@ class InputAudio(Body):
     )
 
 
-class AudioPart(Body):
+class AudioPart(Marked):
     """A part of a message: audio."""
 
     type: Literal["input_audio"]
@@ -61,14 +88,15 @@ class AudioUrl(Body):
     url: str = Field(min_length=1)
 
 
-class AudioUrlPart(Body):
+class AudioUrlPart(Marked):
     """A part of a message: audio that lies elsewhere."""
 
     type: Literal["audio_url"]
     audio_url: AudioUrl
 
 
-ContentPart = Annotated[TextPart | ImagePart | AudioPart | AudioUrlPart, Field(discriminator="type")]
+SpokenPart = TextPart | RefusalPart | ThinkingPart
+ContentPart = Annotated[SpokenPart | ImagePart | AudioPart | AudioUrlPart, Field(discriminator="type")]
 
 
 def _as_text(arguments: Any) -> Any:
@@ -104,7 +132,7 @@ class ToolCall(Body):
     index: int | None = unused()
 
 
-class ChatMessage(Body):
+class ChatMessage(Marked):
     """One message of the conversation."""
 
     model_config = ConfigDict(extra="forbid")
@@ -115,7 +143,10 @@ class ChatMessage(Body):
     tool_calls: Annotated[list[ToolCall], up_to(MOST_TOOLS)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: Text | None = Field(default=None, description="Given to the chat template.")
-    refusal: None = unused()
+    reasoning: Text | None = Field(default=None, description="Another name of reasoning_content.")
+    reasoning_details: Unread = unused("a member of OpenRouter's")
+    refusal: Text | None = Field(default=None, description="Stands for a content that is missing.")
+    id: Unread = unused(_READ_BY_THE_CLIENT)
     parsed: Unread = unused(_READ_BY_THE_CLIENT)
     provider_specific_fields: Unread = unused("a member of LiteLLM's")
     annotations: Unread = unused()
@@ -128,7 +159,8 @@ class ChatMessage(Body):
         parts = self.content if isinstance(self.content, list) else [self.content or ""]
         texts = [part if isinstance(part, str) else getattr(part, "text", "") for part in parts]
         texts += [call.function.arguments for call in self.tool_calls or ()]
-        return sum(map(len, texts)) + len(self.reasoning_content or "")
+        texts += [self.reasoning_content or "", self.reasoning or "", self.refusal or ""]
+        return sum(map(len, texts))
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -145,7 +177,7 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(Marked):
     """A tool that the model may use."""
 
     type: Literal["function"]
@@ -165,14 +197,36 @@ class NamedTool(Body):
     function: FunctionName
 
 
-def check_choice(choice: str | None, tools: list[str]) -> None:
-    """Raises `ValueError` if ``choice``, a ``tool_choice`` or the name of a tool, does not fit ``tools``."""
-    if choice in (None, "none", "auto"):
+class AllowedTools(Body):
+    """The tools of the request that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], up_to(MOST_TOOLS, 1)]
+
+
+class AllowedChoice(Body):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+
+
+def check_choice(choice: object, tools: list[str]) -> None:
+    """Raises `ValueError` if ``choice``, a ``tool_choice``, does not fit ``tools``, their names."""
+    named: list[str] = []
+    if isinstance(choice, NamedTool):
+        named = [choice.function.name]
+    elif isinstance(choice, AllowedChoice):
+        named = [one.function.name for one in choice.allowed_tools.tools]
+    elif choice != "required":
         return
     if not tools:
         raise ValueError("tool_choice is given without tools; give both, or neither")
-    if choice != "required" and choice not in tools:
-        raise ValueError(f"tool_choice names {choice!r}, which is not one of the tools")
+    if unknown := [name for name in named if name not in tools]:
+        raise ValueError(f"tool_choice names {unknown[0]!r}, which is not one of the tools")
 
 
 class TextFormat(Body):
@@ -184,7 +238,15 @@ class TextFormat(Body):
 class JsonObjectFormat(Body):
     """A JSON object."""
 
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="As llama.cpp and others have it.")
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """The schema of the answer."""
+        return {"type": "object"} if self.schema_ is None else self.schema_
 
 
 class NamedSchema(Body):
@@ -204,6 +266,11 @@ class JsonSchemaFormat(Body):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """The schema of the answer."""
+        return self.json_schema.schema_
+
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
@@ -218,8 +285,11 @@ class ChatRequest(SamplingBody):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], up_to(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = Field(default=None, description="Default: true; a turn of the model begins.")
+    continue_final_message: bool | None = Field(default=None, description="The answer goes on with the last message.")
+    return_token_ids: bool | None = Field(default=None, description="The answer has the tokens, too.")
     modalities: Annotated[list[Literal["text"]], up_to(8)] | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Given to the chat template, as vLLM does."
@@ -240,9 +310,9 @@ class ChatRequest(SamplingBody):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is given without logprobs; set logprobs to true")
-        choice = self.tool_choice
-        named = choice.function.name if isinstance(choice, NamedTool) else choice
-        check_choice(named, [tool.function.name for tool in self.tools or ()])
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt are both true; set one of them")
+        check_choice(self.tool_choice, [tool.function.name for tool in self.tools or ()])
         return self
 
     def check_size(self) -> None:
@@ -253,10 +323,10 @@ class ChatRequest(SamplingBody):
         check_texts(f"the arguments of all {calls_kind}", (call.function.arguments for call in calls))
         tools = [[tool.function.description or "", tool.function.parameters] for tool in self.tools or ()]
         given = {"tools": tools, "chat_template_kwargs": self.chat_template_kwargs or {}}
-        if isinstance(self.response_format, JsonSchemaFormat):
-            given["response_format"] = self.response_format.json_schema.schema_
+        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            given["response_format"] = self.response_format.wanted
         for name, found in given.items():
-            check_object(name, found, _MOST_VALUES[name], _MOST_CHARACTERS)
+            check_object(name, found, _MOST_VALUES[name], MOST_CHARACTERS)
 
 
 class TopLogprob(AnswerBody):
@@ -314,6 +384,7 @@ class ChatChoice(AnswerBody):
     message: AnswerMessage
     logprobs: Logprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] | None = None
 
 
 class ChatAnswer(AnswerBody):
@@ -326,6 +397,7 @@ class ChatAnswer(AnswerBody):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class FunctionDelta(AnswerBody):
@@ -359,6 +431,7 @@ class ChunkChoice(AnswerBody):
     delta: MessageDelta
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(AnswerBody):
@@ -370,3 +443,4 @@ class ChatChunk(AnswerBody):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from .base import AnswerBody, SamplingBody, Text, Usage, check_length, up_to
+from .chat import ResponseFormat
 from .weighing import MOST_VALUES
 
 TokenIds = Annotated[
@@ -24,6 +25,8 @@ class CompletionRequest(SamplingBody):
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="Default: 16.")
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = Field(default=None, description="Begin the answer with the prompt.")
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = Field(default=None, description="The answer has the tokens, too.")
     best_of: None = Field(default=None, description="Accepted only as null: use n.")
     suffix: None = Field(default=None, description="Accepted only as null.")
 
@@ -66,6 +69,8 @@ class CompletionChoice(AnswerBody):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionAnswer(AnswerBody):

@@ -135,6 +135,17 @@ class SchemaFormat(chat.NamedSchema):
     type: Literal["json_schema"]
 
 
+class AllowedFunctions(Body):
+    """The functions of the request that may be called, or of which one must be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], up_to(chat.MOST_TOOLS, 1)]
+
+
+_Choice = Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
+
+
 class TextOptions(Body):
     """The form of the text."""
 
@@ -150,7 +161,7 @@ class ResponsesRequest(SamplingBody):
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], up_to(chat.MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: _Choice | None = None
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
@@ -173,9 +184,7 @@ class ResponsesRequest(SamplingBody):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:
-        names = [tool.name for tool in self.tools or ()]
-        named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
-        chat.check_choice(named, names)
+        chat.check_choice(self._choice, [tool.name for tool in self.tools or ()])
         items = [self.input] if isinstance(self.input, str) else self.input
         count = sum(not isinstance(item, InputReasoning) for item in items) + (self.instructions is not None)
         if not 1 <= count <= chat.MOST_MESSAGES:
@@ -192,13 +201,21 @@ class ResponsesRequest(SamplingBody):
         """True if the client wants the tokens with their log-probabilities."""
         return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
 
+    @property
+    def _choice(self) -> Any:
+        """The choice as conversations have it."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            return _named(choice)
+        if isinstance(choice, AllowedFunctions):
+            allowed = chat.AllowedTools(mode=choice.mode, tools=[_named(one) for one in choice.tools])
+            return chat.AllowedChoice(type="allowed_tools", allowed_tools=allowed)
+        return choice
+
     @cached_property
     def as_chat(self) -> chat.ChatRequest:
         """Returns the request as a conversation."""
         given = {name: getattr(self, name) for name in SamplingBody.model_fields if getattr(self, name) is not None}
-        choice: Any = self.tool_choice
-        if isinstance(choice, NamedFunction):
-            choice = chat.NamedTool(type="function", function=chat.FunctionName(name=choice.name))
         tools = [
             chat.Tool(type="function", function=chat.Function(**one.model_dump(exclude={"type"})))
             for one in self.tools or ()
@@ -211,13 +228,17 @@ class ResponsesRequest(SamplingBody):
             top_logprobs=self.top_logprobs if self.wants_logprobs else None,
             response_format=_format(self.text),
             tools=tools or None,
-            tool_choice=choice,
+            tool_choice=self._choice,
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
             **given,
         )
         made._places = places
         return made
+
+
+def _named(function: NamedFunction) -> chat.NamedTool:
+    return chat.NamedTool(type="function", function=chat.FunctionName(name=function.name))
 
 
 def _format(text: TextOptions | None) -> Any:
@@ -354,7 +375,7 @@ class ResponseAnswer(AnswerBody):
     previous_response_id: None
     temperature: float | None
     text: TextOptions
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction
+    tool_choice: _Choice
     tools: list[FunctionTool]
     top_p: float | None
     truncation: Literal["disabled"]

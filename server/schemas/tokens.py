@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -22,8 +22,8 @@ class TokenizeRequest(Body):
         default=None, description="False: no special tokens around the prompt. A chat template writes its own."
     )
     return_token_strs: bool | None = Field(default=None, description="The answer has each token as a text, too.")
-    add_generation_prompt: Literal[True] | None = Field(default=None, description="A turn always begins.")
-    continue_final_message: Literal[False] | None = Field(default=None, description="A turn always begins.")
+    add_generation_prompt: bool | None = Field(default=None, description="Default: true; a turn of the model begins.")
+    continue_final_message: bool | None = Field(default=None, description="The text ends within the last message.")
 
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeRequest:
@@ -46,6 +46,8 @@ class TokenizeRequest(Body):
             messages=self.messages or [],
             tools=self.tools,
             chat_template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
         )
 
 

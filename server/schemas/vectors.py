@@ -73,9 +73,11 @@ class EmbeddingAnswer(AnswerBody):
 
 
 class Document(Body):
-    """A document to rank."""
+    """A document to rank by its text. Its other members are answered with it."""
 
     text: Text
+    id: Name | int | None = None
+    title: Text | None = None
 
 
 class RerankRequest(Body):
@@ -99,9 +101,11 @@ class RerankRequest(Body):
 
 
 class RankedDocument(AnswerBody):
-    """A document's text."""
+    """A document as it was given."""
 
     text: str
+    id: str | int | None = None
+    title: str | None = None
 
 
 class Ranked(AnswerBody):

@@ -10,11 +10,13 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import WhisperForConditionalGeneration
+from transformers import Gemma4TextConfig, WhisperForConditionalGeneration
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import LogitRules, Probe
+from triolet.models.architectures.text_checkpoint import read_text_checkpoint
 from triolet.models.checkpoints.files import find_weights, read_config, resolve
+from triolet.models.checkpoints.settings import FileSettings
 from triolet.models.checkpoints.whisper_checkpoint import check_architecture, read_checkpoint
 from triolet.models.executor import TorchExecutor
 from triolet.models.speech.whisper_speech import special_tokens
@@ -356,6 +358,15 @@ def test_other_architectures_are_refused(open_driver, copy, change):
     with pytest.raises(UnsupportedModel, match="allowed") as caught:
         open_driver(copy)
     assert str(next(iter(change.values()))).strip("[]'") in str(caught.value)
+
+
+def test_layers_with_heads_of_different_widths_are_refused(tmp_path):
+    """transformers' own error came, which names no model."""
+    Gemma4TextConfig(architectures=["Gemma4ForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(
+        UnsupportedModel, match=r"\(gemma4_text\) has layers that differ in head_dim; allowed: decoders"
+    ):
+        read_text_checkpoint(FileSettings.read_if_there(tmp_path / "config.json"))
 
 
 def test_names_that_lead_nowhere(tmp_path, monkeypatch):

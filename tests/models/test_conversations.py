@@ -171,13 +171,29 @@ def test_options_are_variables_of_the_template(preparer: TextPreparer) -> None:
     assert documents.render(MESSAGES[:1], options={"documents": [{"text": "it rains"}]}) == "it rains"
 
 
-@pytest.mark.parametrize(
-    "name", ["tools", "messages", "conversation", "add_generation_prompt", "chat_template", "tokenize", "max_length"]
-)
+@pytest.mark.parametrize("name", ["tools", "messages", "conversation", "chat_template", "tokenize", "max_length"])
 def test_options_do_not_take_the_place_of_our_own(name: str, preparer: TextPreparer) -> None:
     template = with_template(preparer, tool_templates.HERMES + f"{{{{ {name} }}}}")
     with pytest.raises(InvalidRequest, match=f"template_options has '{name}', which the engine sets itself"):
         template.render(MESSAGES[:1], options={name: "x"})
+
+
+def test_a_turn_begins_or_the_last_one_goes_on(preparer: TextPreparer) -> None:
+    """Whatever the template knows of it."""
+    said = [*MESSAGES[:1], {"role": "assistant", "content": "well then"}]
+    hermes = with_template(preparer, tool_templates.HERMES)
+    turn, begun = hermes.render(said), hermes.render(said, options={"continue_final_message": True})
+    assert (begun[-9:], turn[: len(begun)]) == ("well then", begun)
+    without = hermes.render(said, options={"add_generation_prompt": False})
+    assert without == turn[: len(without)] != turn
+    assert hermes.render(said, options={"continue_final_message": False}) == turn
+    with pytest.raises(InvalidRequest, match="template_options has continue_final_message=1; allowed: True or False"):
+        hermes.render(said, options={"continue_final_message": 1})
+
+
+def test_what_the_template_does_not_read_may_be_off(preparer: TextPreparer) -> None:
+    plain = with_template(preparer, tool_templates.PLAIN)
+    assert plain.render(MESSAGES[:1], options={"enable_thinking": False, "x": None}) == plain.render(MESSAGES[:1])
 
 
 def test_an_option_that_the_template_does_not_read_is_told(preparer: TextPreparer) -> None:

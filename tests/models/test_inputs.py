@@ -229,6 +229,17 @@ def test_placeholders_and_items_that_do_not_match_are_told_by_both_counts(
         checkpoint.prepare(checkpoint.tokenizer(prompt)["input_ids"], given)
 
 
+def test_a_user_may_write_about_a_placeholder(checkpoint: Checkpoint) -> None:
+    """It counted as an image, and was refused. Where items are given beside the messages, it is their place."""
+    mark, preparer = checkpoint.placeholder, checkpoint.preparer
+    asked = [{"role": "user", "content": [{"type": "text", "text": f"why {mark}?"}]}]
+    prepared = checkpoint.prepare(preparer.render(asked), [])
+    assert not prepared.items
+    told = checkpoint.tokenizer.decode(prepared.token_ids)
+    assert mark not in told
+    assert checkpoint.prepare(preparer.render(asked, placed=True), checkpoint.items(0)).items
+
+
 def test_items_without_a_placeholder_go_in_front_as_the_model_knows_them(checkpoint: Checkpoint) -> None:
     """With the tokens around them that a chat template writes; a prompt with placeholders stays as it is."""
     preparer, items = checkpoint.preparer, checkpoint.items(0, 1)

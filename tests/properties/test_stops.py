@@ -24,13 +24,15 @@ def first_place(text: str, stops: tuple[str, ...]) -> int:
     return places[0] if places else len(text)
 
 
-@given(TEXT, STOPS, st.lists(st.integers(0, 100), max_size=8))
-def test_the_text_ends_before_the_first_stop_string_however_it_is_cut(text, stops, cuts):
-    stream = StopStrings(stops)
+@given(TEXT, STOPS, st.lists(st.integers(0, 100), max_size=8), st.booleans())
+def test_the_text_ends_at_the_first_stop_string_however_it_is_cut(text, stops, cuts, keep):
+    """Before it, or with ``keep`` behind it."""
+    stream = StopStrings(stops, keep)
     given_on = [stream.feed(piece) for piece in pieces_of(text, cuts)]
     given_on.append(stream.rest())
     place = first_place(text, stops)
-    assert "".join(given_on) == text[:place]
+    found = [len(stop) for stop in stops if keep and text.startswith(stop, place)]
+    assert "".join(given_on) == text[: place + min(found, default=0)]
     assert stream.stopped is (place < len(text))
 
 

@@ -25,7 +25,9 @@ BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 
 
 def tools(*, parallel: bool = True, choice: str = "auto", told: dict[str, object] | None = None) -> Tools:
-    return Tools(ToolFormat.named("hermes"), read_tools(GIVEN), choice, parallel, {} if told is None else told)
+    return Tools(
+        ToolFormat.named("hermes"), read_tools(GIVEN), read_tools(GIVEN), choice, parallel, {} if told is None else told
+    )
 
 
 @pytest.mark.parametrize("parallel", [False, True])

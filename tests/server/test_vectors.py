@@ -43,6 +43,10 @@ def test_documents_are_ranked_by_the_scores_of_the_engine(service: Served) -> No
         [1 / (1 + math.exp(-scores[index])) for index in best]
     )
     assert told["usage"]["total_tokens"] > 0
+    given = [{"text": text, "id": index, "title": text.title()} for index, text in enumerate(DOCUMENTS)]
+    _, named = service.post("/v1/rerank", {**body, "documents": given})
+    assert [one["document"] for one in named["results"]] == [given[index] for index in best]
+    assert [one["relevance_score"] for one in named["results"]] == [one["relevance_score"] for one in told["results"]]
     _, bare = service.post("/v1/rerank", {**body, "return_documents": False})
     assert not any("document" in one for one in bare["results"])
 

@@ -113,6 +113,7 @@ class SimPreparer:
         *,
         tools: Sequence[Tool] = (),  # noqa: ARG002  (see `triolet.core.model.Preparer`)
         options: Mapping[str, Any] | None = None,  # noqa: ARG002
+        placed: bool = False,  # noqa: ARG002
     ) -> str:
         """Implements `triolet.core.model.Preparer`.
 

@@ -1,0 +1,222 @@
+"""Members that clients of other servers send: each does what it does there, or changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from triolet import Structure
+
+from .served import Served
+
+pytestmark = pytest.mark.real_time
+
+CHAT, PROMPTS = "/v1/chat/completions", "/v1/completions"
+QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
+NOW = {"type": "function", "function": {"name": "now"}}
+GET = {"type": "function", "function": {"name": "get"}}
+SCHEMA = {"enum": ["red", "green"]}
+
+
+def ask(service: Served, path: str = CHAT, **members: Any) -> Any:
+    body: dict[str, Any] = {"model": "qwen3", **GREEDY, **members}
+    body |= {"prompt": body.get("prompt", "hi")} if path == PROMPTS else {"messages": body.get("messages", QUESTION)}
+    status, told = service.post(path, body)
+    assert status == 200, told
+    return told
+
+
+def events(service: Served, path: str = CHAT, **members: Any) -> list[Any]:
+    body: dict[str, Any] = {"model": "qwen3", "stream": True, **GREEDY, **members}
+    body |= {"prompt": "hi"} if path == PROMPTS else {"messages": QUESTION}
+    lines = service.get(path, body)[1].split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+def refusal(service: Served, path: str = CHAT, **members: Any) -> str:
+    body: dict[str, Any] = {"model": "qwen3", "messages": QUESTION, **members}
+    status, told = service.post(path, body)
+    assert status == 400
+    return str(told["error"]["message"])
+
+
+def tokens(service: Served, **members: Any) -> list[int]:
+    """The prompt as the model reads it."""
+    status, told = service.post("/tokenize", {"model": "qwen3", "messages": QUESTION, **members})
+    assert status == 200, told
+    found: list[int] = told["tokens"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, ('"red"', '"green"')),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, ('"red"', '"green"')),
+        ({"structured_outputs": {"choice": ["on", "off"]}}, ("on", "off")),
+        ({"structured_outputs": {"regex": "a|b"}}, ("a", "b")),
+        ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, ("a", "b")),
+        ({"guided_json": SCHEMA}, ('"red"', '"green"')),
+        ({"guided_choice": ["on", "off"]}, ("on", "off")),
+        ({"guided_regex": "a|b"}, ("a", "b")),
+        ({"guided_grammar": 'start: "a" | "b"'}, ("a", "b")),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, ('"red"', '"green"')),
+    ],
+    ids=str,
+)
+def test_a_text_has_the_form_that_is_asked_for_by_any_name(
+    service: Served, members: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    assert ask(service, max_tokens=60, **members)["choices"][0]["message"]["content"] in expected
+    assert ask(service, PROMPTS, max_tokens=60, **members)["choices"][0]["text"] in expected
+
+
+def test_one_text_has_one_form(service: Served) -> None:
+    told = refusal(service, guided_regex="a", structured_outputs={"choice": ["a"]})
+    assert told == "the answer is to have several forms: guided_regex, choice; give one of them"
+    assert "guided_regex and tools are both given" in refusal(service, guided_regex="a", tools=[NOW])
+    assert ask(service, structured_outputs={"json_object": True}, max_tokens=1)["choices"]
+
+
+def test_an_answer_beside_tools_is_a_call_or_has_its_form(service: Served) -> None:
+    """Neither is lost: 400 said to leave one of them out."""
+    asked = {
+        "tools": [NOW],
+        "response_format": {"type": "json_object", "schema": SCHEMA},
+        "temperature": 1.0,
+        "parallel_tool_calls": False,
+    }
+    found = [ask(service, **asked, seed=seed, max_tokens=60)["choices"][0] for seed in range(4)]
+    for choice in found:
+        called = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
+        assert called in ([], ["now"])
+        assert choice["message"]["content"] in (None, '"red"', '"green"')
+        assert bool(called) is (choice["message"]["content"] is None)
+    forced = ask(service, **asked, tool_choice="required", max_tokens=60)["choices"][0]["message"]
+    assert {call["function"]["name"] for call in forced["tool_calls"]} == {"now"}
+    told = refusal(service, **{**asked, "response_format": {"type": "json_object", "schema": {"uniqueItems": True}}})
+    assert "uniqueItems" in told
+
+
+@pytest.mark.parametrize("path", [CHAT, PROMPTS])
+def test_the_tokens_are_told_whole_and_as_a_stream(service: Served, path: str) -> None:
+    whole = ask(service, path, return_token_ids=True)
+    choice = whole["choices"][0]
+    query = {"messages": QUESTION} if path == CHAT else {"prompt": "hi"}
+    expected = service.engine("qwen3", lambda engine: engine.generate(**query, **GREEDY))
+    assert choice["token_ids"] == list(expected.token_ids)
+    prompt = (whole if path == CHAT else choice)["prompt_token_ids"]
+    assert len(prompt) == expected.usage.prompt_tokens
+    parts = events(service, path, return_token_ids=True)
+    assert [token for part in parts for token in part["choices"][0].get("token_ids", ())] == choice["token_ids"]
+    first, *others = [part if path == CHAT else part["choices"][0] for part in parts]
+    assert first["prompt_token_ids"] == prompt
+    assert not any("prompt_token_ids" in other for other in others)
+
+
+@pytest.mark.parametrize("path", [CHAT, PROMPTS])
+def test_each_event_has_the_usage_so_far(service: Served, path: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *parts, last = events(service, path, stream_options=options)
+    counts = [part["usage"]["completion_tokens"] for part in parts]
+    assert counts == sorted(counts)
+    assert {part["usage"]["prompt_tokens"] for part in parts} == {last["usage"]["prompt_tokens"]}
+    assert (counts[-1], last["usage"]["completion_tokens"], last["choices"]) == (6, 6, [])
+    assert all("usage" not in part for part in events(service, path, stream_options={"continuous_usage_stats": True}))
+
+
+def test_a_stop_string_may_stay_in_the_text(service: Served) -> None:
+    text = ask(service)["choices"][0]["message"]["content"]
+    stop = text[2:4]
+    end = text.index(stop) + len(stop)
+    assert ask(service, stop=stop)["choices"][0]["message"]["content"] == text[: text.index(stop)]
+    kept = {"stop": stop, "include_stop_str_in_output": True}
+    assert ask(service, **kept)["choices"][0]["message"]["content"] == text[:end]
+    assert "".join(part["choices"][0]["delta"].get("content", "") for part in events(service, **kept)) == text[:end]
+
+
+def test_the_last_message_may_be_continued(service: Served) -> None:
+    begun = {"messages": [*QUESTION, {"role": "assistant", "content": "well then"}]}
+    for members in ({"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False}):
+        found = tokens(service, **begun, **members)
+        assert found == tokens(service, **begun)[: len(found)] != tokens(service, **begun)
+    plain, turn = tokens(service, add_generation_prompt=False), tokens(service)
+    assert turn[: len(plain)] == plain != turn
+    asked = ask(service, **begun, continue_final_message=True, return_token_ids=True)
+    assert asked["prompt_token_ids"] == found
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert "continue_final_message and add_generation_prompt are both true" in refusal(service, **both)
+
+
+def test_some_of_the_tools_may_be_called(service: Served) -> None:
+    def allowed(mode: str, name: str) -> dict[str, Any]:
+        tools = [{"type": "function", "function": {"name": name}}]
+        return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
+
+    asked = {"tools": [NOW, GET], "temperature": 1.0, "max_tokens": 60}
+    for name in ("now", "get"):
+        message = ask(service, **asked, **allowed("required", name), seed=2)["choices"][0]["message"]
+        assert {call["function"]["name"] for call in message["tool_calls"]} == {name}
+    both = ask(service, tools=[NOW, GET])["usage"]["prompt_tokens"]
+    assert ask(service, tools=[NOW, GET], **allowed("auto", "now"))["usage"]["prompt_tokens"] == both
+    assert "names 'rain', which is not one of the tools" in refusal(service, **asked, **allowed("auto", "rain"))
+    tools = [{"type": "function", "name": name} for name in ("now", "get")]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": tools[:1]}
+    status, told = service.post(
+        "/v1/responses", {"model": "qwen3", "input": "a", "tools": tools, "tool_choice": choice}
+    )
+    assert (status, {item["name"] for item in told["output"]}) == (200, {"now"})
+
+
+THOUGHT = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ({"role": "user", "content": [{"type": "text", "text": "hi", **MARK}], "id": "m1", **MARK}, QUESTION[0]),
+        ({"role": "assistant", "content": "ho", "reasoning": "hm", "reasoning_details": [{"a": 1}]}, THOUGHT),
+        (
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "ho"}]},
+            THOUGHT,
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
+            {**THOUGHT, "content": ""},
+        ),
+        ({"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "content": "no"}),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "assistant", "content": "no"},
+        ),
+    ],
+    ids=str,
+)
+def test_messages_of_other_clients_are_read(service: Served, sent: dict[str, Any], read: dict[str, Any]) -> None:
+    assert tokens(service, messages=[*QUESTION, sent]) == tokens(service, messages=[*QUESTION, read])
+
+
+def test_what_a_template_does_not_read_may_be_off(service: Served) -> None:
+    assert ask(service, model="llama", chat_template_kwargs={"enable_thinking": False})["choices"]
+    told = refusal(service, model="llama", chat_template_kwargs={"enable_thinking": True})
+    assert "'enable_thinking', which the checkpoint's chat template does not read" in told
+
+
+def test_an_unknown_member_is_told_with_the_most_similar_ones(service: Served) -> None:
+    told = refusal(service, min_pixels=1)
+    assert told == (
+        "min_pixels is not a member of this request; the most similar ones are min_p, min_tokens, repetition_penalty. "
+        "GET /openapi.json has all"
+    )
+
+
+def test_a_structure_and_its_plain_form_are_the_same(service: Served) -> None:
+    """A structure by another name gives the tokens of the engine's."""
+    expected = service.engine(
+        "qwen3", lambda engine: engine.generate(messages=QUESTION, structure=Structure.choice(["on", "off"]), **GREEDY)
+    )
+    assert ask(service, guided_choice=["on", "off"])["choices"][0]["message"]["content"] == expected.text
