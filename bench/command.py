@@ -56,7 +56,8 @@ def bench() -> None:
     """Measure the engine on this machine, in turn with other engines, and compare it with the machine's limit.
 
     Each engine runs in a process of its own. All are open at the same time, and do the same tasks. A ratio is the
-    seconds of another engine divided by those of Triolet, in the same round.
+    seconds of another engine divided by those of Triolet, in the same round. Both commands take --only NAME for a
+    single scenario, --rounds N, --json FILE and more: triolet bench speech --help.
     """
 
 
@@ -66,7 +67,12 @@ def _common(command: Command) -> Command:
             "--json", "json_path", type=click.Path(dir_okay=False), help="Write all results into FILE, as JSON."
         ),
         click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the medians into FILE."),
-        click.option("--only", multiple=True, metavar="NAME", help="A scenario to run. May be repeated. Default: all."),
+        click.option(
+            "--only",
+            multiple=True,
+            metavar="NAME",
+            help="A scenario to run, such as start, one, thread or online. May be repeated. Default: all.",
+        ),
         click.option(
             "--online",
             type=click.IntRange(0),

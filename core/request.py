@@ -210,13 +210,13 @@ class SamplingParams:
         n: the number of completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a
             seed derived from ``seed``, see `sibling`. With temperature 0 all completions are the same.
         structure: the form that the output must have; ``None``: any form. See `Structure`.
-        beam_size: search with so many beams, up to 256, as transformers' ``num_beams``; 1: no beam search. Beam
+        beam_size: search with so many beams, up to 256; 1: no beam search. It is transformers' ``num_beams``. Beam
             search requires temperature 0, and excludes ``structure``, ``stop`` and ``logprobs``. It returns the ``n``
             best hypotheses, the best first.
-        length_penalty: a beam search ranks hypotheses by the sum of their log-probabilities over ``length **
-            length_penalty``, -10 to 10. Values above 0 favour longer hypotheses.
-        patience: a beam search ends with ``round(beam_size * patience)`` hypotheses (Kasai et al. 2022), up to 1,000
-            times ``beam_size``; 1 is transformers' ``early_stopping=True``. ``None``: it ends with ``beam_size``
+        length_penalty: a beam search ranks hypotheses by the sum of their log-probabilities over their length to this
+            power, -10 to 10. Values above 0 favour longer hypotheses.
+        patience: a beam search ends with ``beam_size`` times this number of hypotheses, rounded (Kasai et al. 2022), up to
+            1,000 times ``beam_size``. The value 1 is transformers' ``early_stopping=True``. ``None``: it ends with ``beam_size``
             hypotheses, as soon as the best beam would not be among them if it ended now. This is
             ``early_stopping=False``.
         skip_special_tokens: leave special tokens out of the text. False: write them as the vocabulary spells

@@ -38,9 +38,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 _SECTIONS = {
     "Models": ("models", "aligner", "preload", "memory_budget", "idle_seconds", "chat_template", "tool_format"),
-    "How the models run": MODEL,
+    "Device": MODEL,
     "Replicas on Ray": ("cluster", "replicas", "replica_cpus", "replica_gpus"),
-    "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
+    "Access": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
     "Limits": (
         "max_body_bytes",
         "max_audio_seconds",
@@ -49,8 +49,20 @@ _SECTIONS = {
         "requests_per_minute",
         "drain_seconds",
     ),
-    "Images and audio by address": ("url_prefixes", "private_urls"),
+    "Addresses of images and audio": ("url_prefixes", "private_urls"),
 }
+_BRIEF = (
+    "models",
+    "preload",
+    "memory_budget",
+    "device",
+    "quantization",
+    "max_positions",
+    "replicas",
+    "cluster",
+    "host",
+)
+_BRIEF += ("port", "api_key_file", "allow_anyone", "max_requests", "requests_per_minute", "max_body_bytes")
 _EXAMPLES = (
     ("triolet serve openai/whisper-base", ""),
     (
@@ -98,7 +110,11 @@ class _Serve(HelpPage):
 
 
 @click.command(
-    cls=_Serve, sections=_SECTIONS, examples=_EXAMPLES, short_help="Serve models over HTTP with OpenAI's API."
+    cls=_Serve,
+    sections=_SECTIONS,
+    brief=_BRIEF,
+    examples=_EXAMPLES,
+    short_help="Serve models over HTTP with OpenAI's API.",
 )
 @click.argument("model", required=False, shell_complete=complete_models)
 @click.option(

@@ -61,12 +61,19 @@ class Number(click.ParamType[Any]):
 
 
 def sentences(settings: type) -> dict[str, str]:
-    """The first sentence about each field in the docstring of ``settings``, without backticks and quotation marks."""
+    """The first sentence about each field in the docstring of ``settings``, without backticks and quotation marks, and
+    with flags in place of other fields."""
     text = inspect.cleandoc(settings.__doc__ or "")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
     firsts = {name: re.split(r"(?<=\.) (?=[A-Z`])", " ".join(entry.split()))[0] for name, entry in entries}
     known = attrs.fields_dict(settings)
-    return {name: re.sub('[`"]', "", one[0].upper() + one[1:]) for name, one in firsts.items() if name in known}
+    flagged = re.compile(rf"\b({'|'.join(name for name in known if '_' in name)})\b")
+
+    def told(sentence: str) -> str:
+        text = re.sub('[`"]', "", sentence[0].upper() + sentence[1:])
+        return flagged.sub(lambda found: f"--{found[1].replace('_', '-')}", text)
+
+    return {name: told(one) for name, one in firsts.items() if name in known}
 
 
 def field_options(

@@ -44,6 +44,8 @@ _SECTIONS = {
     "Model": ("model", *MODEL),
     "Reports": REPORTS,
 }
+_BRIEF = ("images", "sounds", "system", "chat", "max_tokens", "temperature", "top_p", "seed", "schema", "choices")
+_BRIEF += ("as_json", "model", "device", "quantization", "max_positions", "verbose")
 _SPECULATE = (
     "Propose up to N draft tokens a step, which saves time and leaves the text the same. 0: off. Default: 4 on the CPU."
 )
@@ -56,7 +58,11 @@ _EXAMPLES = (
 
 
 @click.command(
-    cls=HelpPage, sections=_SECTIONS, examples=_EXAMPLES, short_help="Write text from a prompt, images and audio."
+    cls=HelpPage,
+    sections=_SECTIONS,
+    brief=_BRIEF,
+    examples=_EXAMPLES,
+    short_help="Write text from a prompt, images and audio.",
 )
 @click.argument("words", metavar="MODEL [PROMPT]", nargs=-1, shell_complete=folders)
 @MODEL_OPTION

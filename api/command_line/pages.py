@@ -6,7 +6,8 @@ click has neither; rich-click has sections, but no examples, and imports rich fo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -17,23 +18,27 @@ from ...core.languages import LANGUAGES
 
 MODEL = ("device", "dtype", "kv_dtype", "quantization", "max_positions", "threads")
 REPORTS = ("trace", "verbose")
+_TOPIC, _ALL = "triolet.pages.topic", "all"  # in click's `Context.meta`
 
 
 class HelpPage(click.Command):
     """A command whose help shows the options in sections and ends with examples. A section lists its options by the
     names of their parameters; options without a section come last. An example is a command line, and a sentence on what
-    it does if that is not obvious."""
+    it does if that is not obvious. A command with many options names in ``brief`` those that ``--help`` shows;
+    ``--help TOPIC`` shows a section, by the first word of its title, and ``--help all`` everything."""
 
     def __init__(
         self,
         *given: Any,
         examples: Sequence[tuple[str, str]] = (),
         sections: Mapping[str, Sequence[str]] | None = None,
+        brief: Sequence[str] = (),
         **options: Any,
     ) -> None:
         super().__init__(*given, **options)
         self.examples = tuple(examples)
         self.sections = dict(sections or {})
+        self.brief = frozenset((*brief, "topic") if brief else ())
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command, as click asks. An `InvalidRequest` becomes an error of usage, since the arguments caused
@@ -43,16 +48,47 @@ class HelpPage(click.Command):
         except InvalidRequest as error:
             raise click.UsageError(in_flags(str(error)), ctx) from error
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options, as click asks."""
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Returns the option ``--help``, as click asks: with a topic where there are some."""
+        if self.brief and self._help_option is None:
+            told = "Show this page, a topic of it, or all of it."
+            made = {"is_flag": False, "flag_value": "", "is_eager": True, "expose_value": False}
+            self._help_option = click.Option(
+                ["-h", "--help", "topic"], metavar="[TOPIC]", callback=_help, help=told, **made
+            )
+        return super().get_help_option(ctx)
+
+    def topics(self, ctx: click.Context) -> dict[str, dict[str, tuple[str, str]]]:
+        """The options of each section, by the name of the parameter: the flag and its help."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         left = {str(each.name): row for each in options if (row := each.get_help_record(ctx)) is not None}
-        for title, names in self.sections.items():
-            with formatter.section(title):
-                formatter.write_dl([left.pop(name) for name in names if name in left])
-        if left:
-            with formatter.section("Options"):
-                formatter.write_dl(list(left.values()))
+        found = {
+            title: {name: left.pop(name) for name in names if name in left} for title, names in self.sections.items()
+        }
+        return {**found, "Options": left} if left else found
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the page, as click asks."""
+        topic = ctx.meta.get(_TOPIC, "")
+        if topic not in ("", _ALL):
+            self.format_usage(ctx, formatter)
+            self.format_options(ctx, formatter)
+            return
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options, as click asks."""
+        topic, topics = ctx.meta.get(_TOPIC, _ALL if not self.brief else ""), self.topics(ctx)
+        for title, rows in topics.items():
+            shown = [row for name, row in rows.items() if topic or name in self.brief]
+            if shown and topic in ("", _ALL, _topic(title)):
+                with formatter.section(title):
+                    formatter.write_dl(shown)
+        if not topic:
+            more = [(f"--help {_topic(title)}", _flags(rows, self.brief)) for title, rows in topics.items()]
+            with formatter.section("More options"):
+                rows = [row for name, lines in more for row in zip([name, ""], lines, strict=False)]
+                formatter.write_dl([*rows, (f"--help {_ALL}", "everything")])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  (click's)
         """Writes the examples, as click asks."""
@@ -63,6 +99,29 @@ class HelpPage(click.Command):
                 if told:
                     formatter.write(f"{'':{formatter.current_indent}}# {told}\n")
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def _topic(title: str) -> str:
+    return title.split(maxsplit=1)[0].lower()
+
+
+def _flags(rows: Mapping[str, tuple[str, str]], brief: Collection[str]) -> list[str]:
+    """The flags that are not in ``brief``, in up to two lines that fit beside the names of topics."""
+    flags = [re.findall(r"--[\w-]+", row[0])[0] for name, row in rows.items() if name not in brief]
+    return textwrap.wrap(", ".join(flags), 56, max_lines=2, placeholder=" ...", break_on_hyphens=False)
+
+
+def _help(ctx: click.Context, param: click.Parameter, topic: str | None) -> None:  # noqa: ARG001  (click's)
+    if topic is None or ctx.resilient_parsing:
+        return
+    page = ctx.command
+    assert isinstance(page, HelpPage), f"{page.name} has no topics"
+    allowed = [*map(_topic, page.topics(ctx)), _ALL]
+    if topic and topic not in allowed:
+        raise click.UsageError(f"--help {topic}; allowed: {', '.join(allowed)}", ctx)
+    ctx.meta[_TOPIC] = topic
+    click.echo(ctx.get_help())
+    ctx.exit()
 
 
 class HelpPages(click.Group, HelpPage):

@@ -42,15 +42,18 @@ _ALL = "The format of the output. all: one file in each of text, json, srt, vtt 
 _FOLDER = "Write files into DIR, named after FILES: talk.mp3 gives talk.srt. Default: standard output."
 _RISES = "A single --temperature rises by this, up to 1, until a text is good. None: it does not rise."
 _VERBOSE = "Write final segments and the log to standard error. Default: only segments, and only on a terminal."
-_OUTPUT = ("style", "folder", *SUBTITLES, "word_timestamps", "timestamps")
+_OUTPUT = ("style", "folder", "word_timestamps", "timestamps")
 _DECODING = (*(name for name, option in OPTIONS.items() if DECODING in option.marks), "increment")
 _SECTIONS = {
     "Model": ("model", *MODEL, "at_once"),
     "Output": _OUTPUT,
+    "Subtitles": SUBTITLES,
     "Speech": [name for name in OPTIONS if name not in (*_OUTPUT, *_DECODING)],
     "Decoding": _DECODING,
     "Reports": REPORTS,
 }
+_BRIEF = ("model", "device", "quantization", "at_once", "style", "folder", "word_timestamps", "language", "task")
+_BRIEF += ("initial_prompt", "hotwords", "speakers", "beam_size", "verbose")
 _EXAMPLES = (
     ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
     ("triolet transcribe *.wav --model base -f srt -o subtitles", "writes subtitles/NAME.srt for each file"),
@@ -62,6 +65,7 @@ _EXAMPLES = (
 @click.command(
     cls=TranscribeCommand,
     sections=_SECTIONS,
+    brief=_BRIEF,
     examples=_EXAMPLES,
     short_help="Write down what is said in audio or video files.",
 )

@@ -251,7 +251,7 @@ class TranscribeOptions:
             its last tokens are used, and `Transcript.warnings` says so.
         carry_initial_prompt: give the model ``initial_prompt`` before every window. The text of the earlier windows
             gets the positions that it leaves free.
-        hotwords: names and words that the model reads before every window, to spell them alike: a text, or a list of
+        hotwords: names and words that the model reads before every window, to spell them alike. A text, or a list of
             texts, which commas join. They come before ``initial_prompt`` and the text of the earlier windows, which get
             the positions that they leave free. If they are longer than half of the model's positions, only their first
             tokens are used, and `Transcript.warnings` says so; a live session refuses them.
@@ -287,8 +287,8 @@ class TranscribeOptions:
             improbable or empty. ``None``: off.
         hallucination_silence_threshold: leave out words that probably nobody spoke, if the silence around them is
             longer than this, in seconds. The silence is skipped. The option needs ``timestamps="word"``.
-        clip_timestamps: read only these parts of the audio, given as start, end, start, end in seconds, or as pairs;
-            without the last end, the last part reaches to the end of the audio.
+        clip_timestamps: read only these parts of the audio, given as start, end, start, end in seconds; without
+            the last end, the last part reaches to the end of the audio. Pairs of (start, end) are allowed, too.
         max_initial_timestamp: the latest time at which a window's first segment may begin, in seconds. ``None``: as the
             checkpoint says.
         suppress_tokens: the ids of the tokens that are never sampled, in place of the checkpoint's list; -1 stands for
@@ -312,16 +312,16 @@ class TranscribeOptions:
         language_detection_segments: the language is detected in up to this many windows, until it is certain.
         language_detection_threshold: a language with this probability or more is certain.
         multilingual: detect the language of each window.
-        punctuation: write punctuation and capital letters; ``False``: the model writes neither.
+        punctuation: write punctuation and capital letters. ``False``: the model writes neither.
         speakers: find out who speaks, and name the speakers A, B and so on. ``True`` (``"any"``): up to 10 speakers; or
             their number, or the least and the most of them as ``(2, 5)`` or ``"2-5"``. The transcript has the speakers
             of segments and words, and its ``turns``. Streamed segments have none, since voices are told apart only when
             all are heard.
         known_speakers: audio in which a speaker speaks alone, by the name of the speaker, which then replaces A or B.
             Each audio has 1.6 s of speech or more (4 s are safer), and is up to 60 s long.
-        diarizer: another way to find out who speaks, in place of the embedded one: an engine whose model finds speakers
-            (see `Engine.diarize`), an object of your own with that method, or the turns that it has found. It counts
-            the speakers itself, and hears the audio first.
+        diarizer: another way to find out who speaks, in place of the embedded one: a model that finds speakers. An
+            engine with such a model (see `Engine.diarize`), an object of your own with that method, or the turns that
+            it has found. It counts the speakers itself, and hears the audio first.
         audio_track: the audio track that is read, by its number, from 1 on, or by its language. ``None``: the one that
             the file marks as its default, or else the first.
         max_audio_seconds: refuse audio that is longer than this, as soon as that is known. ``None``: no bound.

@@ -19,7 +19,7 @@ from PIL import Image
 
 from triolet import EventLog, demo
 from triolet.api.command_line.main import cli, main
-from triolet.api.command_line.pages import HelpPage
+from triolet.api.command_line.pages import _TOPIC, HelpPage, _topic
 from triolet.bench.command import bench
 from triolet.core.events import RequestQueued
 from triolet.server.command import serve
@@ -45,9 +45,11 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 COMMANDS = dict(commands())
 
 
-def page(name: str) -> str:
-    """The help at 80 columns."""
+def page(name: str, topic: str = "") -> str:
+    """The help at 80 columns, or a topic of it."""
     context = click.Context(COMMANDS[name], info_name=name, terminal_width=80)
+    if topic:
+        context.meta[_TOPIC] = topic
     return COMMANDS[name].get_help(context)
 
 
@@ -84,6 +86,7 @@ def test_a_page_fits_into_80_columns_begins_with_a_sentence_and_has_two_to_four_
     """Of its command. In a list of commands each has a whole sentence."""
     text, lines, command = page(name), examples_of(name), COMMANDS[name]
     assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 80
     assert text.startswith(f"Usage: {name} ")
     assert re.search(r"\n\n  [A-Z][^\n]+", text)
     assert 2 <= len(lines) <= 4, lines
@@ -104,9 +107,40 @@ def test_every_option_is_on_its_page_once_and_every_name_of_a_section_is_an_opti
     placed = [each for names in command.sections.values() for each in names]
     assert len(placed) == len(set(placed))
     assert set(placed) <= set(options)
-    told = re.findall(r"^  (?:-\w, )*(--[\w-]+)", page(name), re.MULTILINE)
     wanted = [next(flag for flag in each.opts if flag.startswith("--")) for each in options.values()]
-    assert sorted(told) == sorted(wanted)
+    topics = [f"--help {_topic(title)}" for title in command.topics(click.Context(command))] if command.brief else []
+    assert sorted(flags_on(page(name, "all"))) == sorted(wanted)
+    assert sorted(flag for topic in topics for flag in flags_on(page(name, topic.split()[1]))) in ([], sorted(wanted))
+    assert command.brief <= options.keys()
+    assert set(topics) >= set(re.findall(r"^  (--help (?!all)\w+)", page(name), re.MULTILINE))
+
+
+def flags_on(text: str) -> list[str]:
+    return re.findall(r"^  (?:-\w, )*(--[\w-]+)", text.partition("\nMore options:")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_speaks_of_flags_and_not_of_python(name: str) -> None:
+    text = re.sub(r"verbose_json|finish_reason|\$\w+|[A-Z]+_\w+", "", page(name, "all"))
+    assert re.findall(r"\w+_\w+|False|True|Engine\.|of your own|\blists?\b of|tuple|\*\*", text) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        ("transcribe --help", 0, "--help subtitles"),
+        ("transcribe -h subtitles", 0, "Subtitles:\n  --max-line-width INTEGER"),
+        ("serve a --help limits", 0, "--request-memory SIZE"),
+        ("generate --help me", 2, "--help me; allowed: question, text, form, model, reports, options, all"),
+        ("bench --help", 0, "--only NAME"),
+    ],
+)
+def test_help_is_asked_for_by_topic(words: str, status: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "commands", {**cli.commands, **ADDED})
+        main(words.split())
+    assert caught.value.code == status
+    assert told in "".join(capsys.readouterr())
 
 
 # -- the examples ----------------------------------------------------------------------------------------------------

@@ -207,6 +207,7 @@ def test_speakers_that_make_no_sense_are_refused_before_a_model_is_loaded(flag: 
         ("--speakers a.wav", "--speakers=any a.wav"),
         ("a.wav --speakers", "a.wav --speakers=any"),
         ("--speakers --strict", "--speakers=any --strict"),
+        ("--diarize a.wav", "--speakers=any a.wav"),
         ("-o out -f srt", "-o out -f srt"),
         ("-- --output_dir", "-- --output_dir"),
         ("--unheard_of x", "--unheard_of x"),

@@ -10,6 +10,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 import soundfile
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -239,6 +240,8 @@ def test_the_report_says_what_came_out(entry, tmp_path):
     assert said[0] == "one: one clip, 2 rounds of 3"
     assert "trimmed: one short clip, trimmed, 2 rounds of 2" in said  # no peer has it
     lines = shown(tables)
+    [*_, faster] = shown([evolve(tables[0], lines=(evolve(tables[0].lines[0], limit=3.25),))])
+    assert "; below the 3.250 s of reading each weight for each token: caches or draft tokens save some;" in faster
     ours = "  triolet float32              1.500 s (1.000 to 2.000); limit 0.010 s, 1 %; WER 100.0 %; "
     assert lines[2] == ours + "transformers' tokens; 2.00x of transformers float32"
     assert [line.equal for line in tables[0].lines] == [1.0, None, None]
