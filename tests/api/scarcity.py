@@ -11,7 +11,8 @@ import triolet
 from triolet.actors.statistics import EngineStatistics
 
 ROUNDS = 5
-"""Who meets whom depends on threads. A round without a preemption is rare, and another one follows it."""
+"""Who meets whom depends on threads. Where the most urgent come last, a round without a preemption is rare, and another
+one follows it."""
 
 _Ask = TypeVar("_Ask")
 

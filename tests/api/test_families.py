@@ -42,7 +42,7 @@ class Reference:
     module: Any
     tokenizer: Any
     checkpoint: Checkpoint | None = None
-    made: dict[int, Any] = field(factory=dict)
+    known: dict[Ask, tuple[int, ...]] = field(factory=dict)
 
     @classmethod
     def of(cls, name: str, folder: Path) -> Reference:
@@ -58,7 +58,7 @@ class Reference:
 
     def asks(self, count: int, *, tokens: tuple[int, int] = (6, 16)) -> list[Ask]:
         """``tokens``: how many each wants, at least, and fewer than."""
-        numbers = np.random.default_rng(5)
+        numbers = np.random.default_rng(72)  # the first eight have all items, long prompts and short ones
         asks = []
         fewest = int(self.name in ("granite_speech", "phi4_multimodal"))  # adapters for prompts with audio
         for index in range(count):
@@ -77,6 +77,11 @@ class Reference:
 
     def generate(self, ask: Ask) -> tuple[int, ...]:
         """Greedy tokens, end-of-text and what may follow it left out."""
+        if ask not in self.known:
+            self.known[ask] = self._generated(ask)
+        return self.known[ask]
+
+    def _generated(self, ask: Ask) -> tuple[int, ...]:
         if ask.items:
             inputs = self.checkpoint.process(ask.prompt, self.items(ask))
         else:
@@ -100,20 +105,24 @@ def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
 
 
 def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.EngineConfig:
-    """Too little of everything: pages for two long sequences, room for a few encodings, steps shorter than prompts."""
+    """Too little of everything: pages for one and a half of the longest sequence, room for the encodings of one request,
+    steps shorter than prompts."""
     config = reference.module.config.get_text_config()
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     page = config.num_hidden_layers * 2 * config.num_key_value_heads * head * 4 * 16
-    pages = config.max_position_embeddings // 16 + 2
-    largest = 0
+    longest, largest = 0, 1
     for ask in asks:
+        tokens = reference.tokenizer(ask.prompt)["input_ids"]
         if ask.items:
             prepared = reference.checkpoint.prepare(ask.prompt, reference.items(ask))
-            largest = max(largest, *(item.size for item in prepared.items))
+            largest = max(largest, sum({item.key: item.size for item in prepared.items}.values()))
+            tokens = prepared.token_ids
+        longest = max(longest, len(tokens) + ask.tokens)
     return triolet.EngineConfig(
         dtype="float32",
-        self_kv_bytes=pages * page,
-        encoder_cache_bytes=max(1, 2 * largest),
+        self_kv_bytes=-(-longest // 16) * 3 // 2 * page,
+        encoder_cache_bytes=largest,
+        max_positions=longest,
         max_step_tokens=48,
         max_running=12,
         verify=True,
@@ -122,10 +131,10 @@ def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.Engine
 
 
 async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
-    """Mixed lengths, images that repeat, arrivals one after another, preemption and eviction."""
-    asks = reference.asks(24)
+    """Mixed lengths, images and whole requests that repeat, arrivals one after another, preemption and eviction."""
+    asks = sorted(reference.asks(8) * 2, key=lambda ask: -ask.priority)
     async with triolet.Engine(reference.folder, config=scarce(reference, asks)) as engine:
-        await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=16)
+        await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=6)
         statistics = await settled(engine)
     assert statistics.requests.preemptions, "pages were never short"
     assert statistics.requests.tokens_cached, "no prefix was shared"

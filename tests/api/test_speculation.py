@@ -73,7 +73,7 @@ async def ask_all(
 def long_asks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reference, list[Ask], list[tuple[int, ...]]]:
     """A model, requests so long that pages run out, whichever run first, and transformers' answers."""
     reference = Reference.of("llama", tmp_path_factory.mktemp("long"))
-    asks = reference.asks(24, tokens=(110, 140))
+    asks = reference.asks(8, tokens=(110, 140)) * 2
     return reference, asks, [reference.generate(ask) for ask in asks]
 
 
@@ -84,7 +84,7 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With preemption, shared prefixes and chunks. The device waits until all requests of normal priority are queued,
-    and when two run until the urgent ones are. Each takes seven pages of 33 or more before it ends, and starts with
+    and when two run until the urgent ones are. Each takes seven pages of 21 or so before it ends, and starts with
     fewer: those that run together run out of them."""
     reference, asks, expected = long_asks
     texts: dict[tuple[int, ...], tuple[int, ...]] = {}  # the longest answer to each prompt
@@ -97,7 +97,7 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
 
     if guesses != "lookup":
         propose_by(monkeypatch, guess)
-    step, count, urgent = TorchExecutor.step, Counter[Any](), 8
+    step, count, urgent = TorchExecutor.step, Counter[Any](), 6
     two_run, normal_queued, urgent_queued = trio.Event(), threading.Event(), threading.Event()
 
     def observe(event: triolet.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def make_preparer(folder: Path, family: Family, config: Any, tokenizer: Any, **c
     return family.preparer(folder, tokenizer, config, **options)
 
 
+@cache
 def make_processor(name: str, folder: Path) -> Any:
     """transformers' processor; where it wants one for videos, which needs torchvision, it gets none, and where it wants
     one audio in each prompt, it takes several."""
