@@ -105,8 +105,8 @@ def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
 
 
 def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.EngineConfig:
-    """Too little of everything: pages for one and a half of the longest sequence, room for the encodings of one request,
-    steps shorter than prompts."""
+    """Too little of everything: pages for one long sequence and a half, room for the encodings of one request, steps
+    shorter than prompts."""
     config = reference.module.config.get_text_config()
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     page = config.num_hidden_layers * 2 * config.num_key_value_heads * head * 4 * 16

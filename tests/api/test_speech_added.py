@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ class Case:
 
 
 def heard(seed: int, rate: int) -> Samples:
-    """Up to four seconds of noise that is now loud and now quiet."""
+    """Up to three seconds of noise that is now loud and now quiet."""
     numbers = np.random.default_rng(seed)
-    loud = np.repeat(numbers.uniform(0.0, 2.0, 64) ** 3, rate // 16)
-    return (numbers.normal(0.0, 0.1, 4 * rate) * loud)[: 4 * rate - 4321 * seed].astype(np.float32)
+    loud = np.repeat(numbers.uniform(0.0, 2.0, 48) ** 3, rate // 16)
+    return (numbers.normal(0.0, 0.1, 3 * rate) * loud)[: 3 * rate - 4321 * seed].astype(np.float32)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -55,7 +55,7 @@ def case(request: pytest.FixtureRequest, made: Callable[[str], Path]) -> Case:
     return Case(
         reference=reference,
         special=frozenset(token for token, one in tokens.items() if one.special),
-        generated=cache(lambda seed: reference.tokens(heard(seed, reference.rate))),
+        generated=lambda seed: reference.tokens(heard(seed, reference.rate)),
     )
 
 
@@ -92,9 +92,9 @@ async def test_requests_beside_each_other_with_little_room_get_the_tokens_of_gen
     async def ask(engine: Engine, seed: int) -> Completion:
         return await engine.generate(audio=case.heard(seed), temperature=0.0, priority=seed % 3)
 
-    asks = [seed % 7 for seed in range(16)]
+    asks = sorted([*range(4)] * 3, key=lambda seed: -(seed % 3))
     async with Engine(case.folder, config=evolve(SCARCE, max_running=6)) as engine:
-        await ask_until_preempted(engine, asks, partial(ask, engine), case.generated, at_once=8)
+        await ask_until_preempted(engine, asks, partial(ask, engine), case.generated, at_once=4)
         books = await settled(engine)
     assert books.requests.preemptions, "pages were never short"
     assert books.requests.tokens_cached, "no prefix was shared"
