@@ -209,7 +209,7 @@ def test_what_a_template_does_not_read_may_be_off(service: Served) -> None:
 def test_an_unknown_member_is_told_with_the_most_similar_ones(service: Served) -> None:
     told = refusal(service, min_pixels=1)
     assert told == (
-        "min_pixels is not a member of this request; the most similar ones are min_p, min_tokens, repetition_penalty. "
+        "min_pixels is not a member of this request; similar ones are min_p, min_tokens, repetition_penalty; "
         "GET /openapi.json has all"
     )
 
