@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -24,6 +24,7 @@ from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.checks import shown
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
+from .log_format import FORMATS, log_to
 from .manners.keys import key_fault
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _SECTIONS = {
         "requests_per_minute",
         "drain_seconds",
     ),
+    "Log": ("log_format", "no_access_log"),
     "Addresses of images and audio": ("url_prefixes", "private_urls"),
 }
 _BRIEF = (
@@ -195,6 +197,13 @@ class _Serve(HelpPage):
     "--tool-format",
     help="The format in which the models write tool calls, such as hermes. Default: found for each checkpoint.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="text",
+    show_default=True,
+    help="The form of all lines on standard error, those of the access log among them: text, or a JSON object each.",
+)
 @click.option("--no-access-log", is_flag=True, help="Do not log each request.")
 @click.option(
     "--max-model-len",
@@ -231,8 +240,12 @@ def serve(**given: Any) -> int:
     settings["access_log"] = not given["no_access_log"]
     observers = Observers([Heap().heard])
     server = Server(ServerSettings(**settings), _engines(observers, given), observers, _aligner(given))
-    _log_to_stderr()
-    return _run(server, preload=given["preload"] or len(server.engines.models) == 1)
+    for library in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):  # they have a form of their own for their lines
+        os.environ.setdefault(library, "error")
+    log_to(logging.StreamHandler(sys.stderr), given["log_format"])
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; clients are told
+    complains = complain if given["log_format"] == "text" else logging.getLogger("triolet.server").error
+    return _run(server, preload=given["preload"] or len(server.engines.models) == 1, complains=complains)
 
 
 def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
@@ -310,20 +323,6 @@ def _keys(options: tuple[str, ...], path: str | None) -> list[str]:
     return [key for _, key in found]
 
 
-def _log_to_stderr() -> None:
-    """Formats the log of the server and the engines for people, and leaves the access log as it is."""
-    for name, form in (
-        ("triolet", "%(asctime)s %(levelname)s %(name)s: %(message)s"),
-        ("triolet.access", "%(message)s"),
-    ):
-        handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger(name)
-        handler.setFormatter(logging.Formatter(form))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; clients are told
-
-
 def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
     from ..api.engines import Engines
     from ..api.model_spec import ModelSpec
@@ -359,7 +358,7 @@ def _shared(given: dict[str, Any]) -> dict[str, Any]:
     return {setting: given[setting] for setting in MODEL if setting != "max_positions"}
 
 
-def _run(server: Server, *, preload: bool) -> int:
+def _run(server: Server, *, preload: bool, complains: Callable[[str], object] = complain) -> int:
     import trio
 
     from ..api.speech.word_aligner import check_aligns
@@ -377,7 +376,7 @@ def _run(server: Server, *, preload: bool) -> int:
         with Listener(server.settings) as listener:
             return trio.run(main)
     except TrioletError as error:
-        complain(in_flags(" ".join(str(error).split())))  # the hub uses many lines to say that it lacks a model
+        complains(in_flags(" ".join(str(error).split())))  # the hub uses many lines to say that it lacks a model
     except KeyboardInterrupt:
         return INTERRUPTED
     return FAILED

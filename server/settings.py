@@ -84,7 +84,7 @@ class ServerSettings:
         keyfile: the file of the certificate's key, PEM.
         tool_format: the format in which the models write tool calls, see `ToolFormat`; ``None``: it is found for each
             checkpoint.
-        access_log: log a line of JSON for each request, by the logger ``triolet.access``.
+        access_log: log a line for each request, in JSON, by the logger ``triolet.access``.
 
     Raises:
         InvalidRequest: a value is not allowed, or the server would listen beyond the loopback without keys.
