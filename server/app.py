@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ..core.errors import TrioletError
+from .endpoints.page import page_answer
 from .endpoints.realtime import listen
 from .endpoints.table import ENDPOINTS
 from .exchange import Application, Exchange
@@ -23,6 +24,8 @@ from .gate import Gate
 from .openapi import openapi
 from .problems import Problem, Refusal, problem_answer
 from .server import Server
+from .view.docs import docs_page
+from .view.page import HtmlPage
 
 _LISTED = "GET /openapi.json lists the endpoints"
 
@@ -40,7 +43,14 @@ def make_app(server: Server) -> Application:
     async def document(_: Request) -> Response:
         return Response(await trio.to_thread.run_sync(told, limiter=server.reading), media_type="application/json")
 
-    routes.append(Route("/openapi.json", document))
+    @cache
+    def docs() -> HtmlPage:
+        return docs_page(openapi(ENDPOINTS, version("triolet"), (), keys=bool(server.settings.api_keys)))
+
+    async def read(_: Request) -> Response:
+        return page_answer(await trio.to_thread.run_sync(docs, limiter=server.reading))
+
+    routes += [Route("/openapi.json", document), Route("/docs", read)]
     handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), _explain)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.server = server

@@ -28,7 +28,7 @@ from .server import Server
 
 _access = logging.getLogger("triolet.access")
 _log = logging.getLogger("triolet.server")
-_OPEN = frozenset({"/", "/health", "/favicon.ico"})  # open without a key: they show nothing about requests
+_OPEN = frozenset({"/", "/docs", "/health", "/favicon.ico"})  # open without a key: they show nothing about requests
 _ALWAYS = frozenset({"/health", "/metrics"})  # answered in the reserved places
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _INTERNAL_ERROR = 1011  # RFC 6455, section 7.4.1

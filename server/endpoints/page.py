@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ..event_stream import Events, EventStream
 from ..server import Server
 from ..view.messages import message, model_figures, state_message
-from ..view.page import HEADERS, read_page
+from ..view.page import HEADERS, HtmlPage, read_page
 from .common import exchange_of, server_of
 
 _TELLS = 8  # times a second
@@ -21,7 +21,11 @@ _FIGURES = 2  # figures are sent once in so many turns
 
 async def show_page(_: Request) -> Response:
     """The page that shows the engines at work."""
-    page = await trio.to_thread.run_sync(read_page)
+    return page_answer(await trio.to_thread.run_sync(read_page))
+
+
+def page_answer(page: HtmlPage) -> Response:
+    """Returns a page with the headers that keep everything else out of it."""
     return Response(page.html, media_type="text/html", headers={**HEADERS, "content-security-policy": page.policy})
 
 

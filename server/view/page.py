@@ -45,7 +45,7 @@ def read_page() -> HtmlPage:
     style = _read("page.css")
     script = "\n".join(map(plain, scripts().values()))
     html = _read("page.html").replace("/* style */", style).replace("/* script */", script)
-    return HtmlPage(html, _policy(style, script))
+    return HtmlPage(html, policy_of(style, script))
 
 
 def scripts() -> dict[str, str]:
@@ -72,10 +72,13 @@ def _read(name: str) -> str:
     return (files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
+def policy_of(style: str, script: str | None = None) -> str:
+    """Returns the policy of a page that has this style and this script alone."""
     allowed = {
         "default-src": "'none'",
-        "script-src": f"{_hash(script)} blob:",  # for the microphone's worklet, whose text is in the script
+        "script-src": "'none'"
+        if script is None
+        else f"{_hash(script)} blob:",  # for the microphone's worklet, whose text is in the script
         "style-src": _hash(style),
         "connect-src": "'self'",
         "img-src": "data: blob:",

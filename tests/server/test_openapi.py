@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 from triolet.server.endpoints.table import ENDPOINTS
 from triolet.server.openapi import openapi
+from triolet.server.view.docs import docs_page
 
 from .served import Served
+from .talking import PaperEngine, paper_server
+from .test_gate import Asked
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +71,19 @@ def test_a_key_is_asked_for_where_there_is_one(document: dict[str, Any]) -> None
 def test_the_server_tells_its_models(service: Served) -> None:
     told = json.loads(service.get("/openapi.json")[1])
     assert set(told["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"]) >= {"whisper", "llama"}
+
+
+async def test_a_page_shows_all_of_it_to_everybody_and_loads_nothing() -> None:
+    """No model is named, so no key is asked for. Each link leads to its schema; a description is text."""
+    asked = await Asked(paper_server(PaperEngine(), api_keys=("secret",)), "GET", "/docs").run()
+    text = b"".join(one.get("body", b"") for one in asked.got).decode()
+    assert asked.status == 200
+    assert "script-src 'none'" in asked.answer["content-security-policy"]
+    assert all(f"{one.method} {one.path.replace(':path', '')}</b>" in text for one in ENDPOINTS)
+    assert not re.findall(r"<(?:script|img|link|iframe)|(?:src|href)=.https?:|whisper", text)
+    links, places = set(re.findall(r'href="#(\w+)"', text)), re.findall(r'id="(\w+)"', text)
+    assert len(places) == len(set(places))
+    assert "ChatMessage" in links <= set(places)
+    schema = {"properties": {"a<b": {"type": "string", "description": "<i>", "default": "&"}}, "required": ["a<b"]}
+    document = {"info": {"title": "T", "version": "1"}, "paths": {}, "components": {"schemas": {"S": schema}}}
+    assert "<tr><td>a&lt;b *<td>string<td>&lt;i&gt; &quot;default&quot;: &quot;&amp;&quot;" in docs_page(document).html
