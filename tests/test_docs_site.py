@@ -9,6 +9,7 @@ import triolet
 import triolet_kit
 import triolet_ray
 import triolet_testing
+from triolet import web
 from triolet.core import errors, events
 from triolet_testing import trio_tools
 
@@ -48,6 +49,7 @@ def test_make_docs_copies_every_page():
 def test_every_public_name_is_in_the_reference_once():
     """A name that is new: a line ``::: triolet.Name`` on its page in docs/reference/."""
     public = {f"triolet.{name}" for name in triolet.__all__}
+    public |= {f"triolet.web.{name}" for name in web.__all__}
     public |= {f"triolet_testing.{name}" for name in triolet_testing.__all__ if name not in SAME}
     public |= {f"triolet_testing.trio_tools.{name}" for name in trio_tools.__all__}
     public |= {f"triolet_kit.{name}" for name in triolet_kit.__all__}

@@ -73,6 +73,7 @@ FOREIGN = {  # what a folder must not know of the outside
     "models": {"trio", "asyncio", "anyio"},
     "actors": {"torch", "transformers", "numpy", "asyncio", "anyio"},
     "server": {"torch", "transformers", "asyncio"},
+    FACE: {"torch", "transformers", "asyncio", "starlette", "fastapi"},
 }
 ASYNCIO = {"asyncio_host"}  # of api/: the only module that knows asyncio
 ACTORS = {"scheduler", "encoder_cache", "gpu_runner"}
