@@ -223,7 +223,7 @@ def serve(**given: Any) -> int:
     """Serve models over HTTP in the form of OpenAI's API: speech, text, vectors and live audio, with a page to watch.
 
     After SIGTERM or ^C, running requests have --drain-seconds to end. A second SIGTERM or ^C ends them at once.
-    docs/serving.md describes the endpoints and all options.
+    docs/serving.md describes the endpoints, docs/operate.md all options.
     """
     try:
         from .heap import Heap

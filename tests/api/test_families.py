@@ -130,9 +130,11 @@ def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.Engine
     )
 
 
-async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
-    """Mixed lengths, images and whole requests that repeat, arrivals one after another, preemption and eviction."""
-    asks = sorted(reference.asks(8) * 2, key=lambda ask: -ask.priority)
+@pytest.mark.parametrize("count", [8, pytest.param(24, marks=pytest.mark.thorough)])
+async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference, count: int) -> None:
+    """Mixed lengths, images and whole requests that repeat, arrivals one after another, preemption and eviction. A
+    thorough run asks three times as many."""
+    asks = sorted(reference.asks(count) * 2, key=lambda ask: -ask.priority)
     async with triolet.Engine(reference.folder, config=scarce(reference, asks)) as engine:
         await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=6)
         statistics = await settled(engine)

@@ -25,7 +25,7 @@ from .served import served
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "migration.md"
-DOCUMENTS = ("README.md", "docs/serving.md", "docs/deployment.md", "docs/migration.md")
+DOCUMENTS = ("README.md", "docs/serving.md", "docs/operate.md", "docs/deployment.md", "docs/migration.md")
 ADDRESS = "http://127.0.0.1:8000"
 
 

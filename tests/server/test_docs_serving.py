@@ -1,4 +1,4 @@
-"""The page on the server is true: its code runs against a server and prints what the page says, and its tables are
+"""The pages on the server are true: their code runs against a server and prints what they say, and their tables are
 whole."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .openai_client import PATIENT_SOCKET
 from .served import PATIENCE, Served, served
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "serving.md"
+PAGES = (ROOT / "docs" / "serving.md", ROOT / "docs" / "operate.md")
 ADDRESS = "//127.0.0.1:8000"
 MODELS = {  # tiny ones by the names of the page; "speech" is the demo checkpoint
     "chat": "qwen3",
@@ -73,7 +73,7 @@ FENCED = r"^```(\w+)\n(.*?)^```$(?:\n\n```(text|json)\n(.*?)^```$)?"
 
 
 def text() -> str:
-    return PAGE.read_text(encoding="utf-8")
+    return "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def snippets() -> list[tuple[str, str, str, str]]:
@@ -157,7 +157,7 @@ def _run_shell(code: str) -> str:
 def _run_python(code: str, known: dict[str, Any]) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, str(PAGE), "exec"), known)
+        exec(compile(code, "a page", "exec"), known)
     return printed.getvalue()
 
 
