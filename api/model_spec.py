@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from ..core import log_lines
 from ..core.checks import Check, Refused, by, checked, flag, instance, nearest_names, settle, several
 from ..core.config import EngineConfig
-from ..core.errors import ModelTooLarge
+from ..core.errors import CheckpointError, ModelTooLarge
 from ..core.plan import DeviceMemory
 from .engine import Engine
 
@@ -87,6 +87,23 @@ class ModelSpec:
         from ..models.checkpoints.files import is_here
 
         return self._parts is None and is_here(self.model)
+
+    @property
+    def abilities(self) -> tuple[str, ...] | None:
+        """What the model seems to do, by its files: ``transcribe``, ``chat`` or nothing; ``None``: they are not on this
+        machine, or cannot be read. A loaded model says it for certain."""
+        from ..models.checkpoints.files import converses, folder_here, read_config
+        from ..models.speech.names import MODEL_TYPES
+
+        try:
+            folder = folder_here(self.model) if self._parts is None else None
+            if folder is None:
+                return None
+            if read_config(folder).get("model_type") in MODEL_TYPES:
+                return ("transcribe",)
+            return ("chat",) if self.config.chat_template is not None or converses(folder) else ()
+        except CheckpointError:  # a load tells it
+            return None
 
     def needs(self) -> DeviceMemory:
         """Estimates the memory that an engine will hold. Reads the checkpoint's files, and may download them.

@@ -4,7 +4,7 @@ state."""
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
@@ -21,6 +21,8 @@ READING, DECODING, PREEMPTED, SUSPECTED = "reading", "decoding", "preempted", "s
 RESERVED, BEING_ENCODED, HELD, IDLE, FREEING = "reserved", "encoding", "held", "idle", "freeing"
 ABSENT = "absent"
 
+RECENT = 128  # requests that have ended, and are remembered
+
 
 @define(eq=False)
 class RequestLine:
@@ -32,6 +34,7 @@ class RequestLine:
     stage_at: float = math.nan  # the time when the stage began
     error: str = ""  # type and text of the request's failure
     tokens: int = 0  # one for each good step that sampled; accepted draft tokens do not count
+    stages: list[tuple[str, float]] = field(factory=list)  # each with the time when it began
 
 
 @define(eq=False)
@@ -62,6 +65,7 @@ class Overview:
     waiting: dict[str, RequestLine] = field(factory=dict, init=False)
     running: dict[str, RequestLine] = field(factory=dict, init=False)
     ended: Counter[str] = field(factory=Counter, init=False)  # requests by outcome
+    recent: deque[RequestLine] = field(factory=lambda: deque(maxlen=RECENT), init=False)  # that have ended
     bytes_in: Counter[str] = field(factory=Counter, init=False)  # bytes of the encoder cache, by state
     failures: int = field(default=0, init=False)
     last_failure: str = field(default="", init=False)
@@ -108,11 +112,13 @@ class Overview:
                 (self.running if request_id in self.running else self.waiting).pop(request_id)
                 self.ended[event.outcome] += 1
                 line.error = event.error
+                self.recent.append(line)
                 self._enter(line, event.outcome, now)
 
     def _enter(self, line: RequestLine, stage: str, now: float) -> None:
         if line.stage != stage:
             line.stage, line.stage_at = stage, now
+            line.stages.append((stage, now))
             if self.changed is not None:
                 self.changed(line)
 

@@ -117,7 +117,11 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
             name = str(fault["loc"][0])[:_MOST_NAME]
             near = difflib.get_close_matches(name, kind.model_fields, _MOST_NEAR, 0.0)
             alike = difflib.get_close_matches(name, near, 1, _NEAR)
-            hint = f"did you mean {alike[0]}?" if alike else f"similar ones are {', '.join(near)}; GET /openapi.json has all"
+            hint = (
+                f"did you mean {alike[0]}?"
+                if alike
+                else f"similar ones are {', '.join(near)}; GET /openapi.json has all"
+            )
             return BadBody(f"{name} is not a member of this request; {hint}", name)
     return BadBody.of(error, body)
 

@@ -31,6 +31,7 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 _LINGER_SECONDS = 10.0
 _AHEAD = 16  # parts that may wait for the work: a client's end is noticed only after all that it sent is read
 _SMALL = 2**16  # bytes of an answer that needs no room
+_BAD = 400  # this status, and higher ones, report a failure
 GONE = 499  # nginx's status: the client has closed the connection
 
 
@@ -117,6 +118,13 @@ class Exchange:
     def outcome(self) -> int:
         """The status for logs and metrics: 499 if the client has gone before the end of the answer."""
         return GONE if self.status is None or self.cut is Cut.CLIENT_GONE else self.status
+
+    @property
+    def ending(self) -> str:
+        """The outcome in a word of the engine: ``finished``, ``failed``, or ``aborted`` if the client has gone."""
+        if self.outcome == GONE:
+            return "aborted"
+        return "failed" if self.outcome >= _BAD or self.cut is not None or "error" in self.told else "finished"
 
     def ended(self, timings: Timings | None, **told: object) -> None:
         """Notes that the engine has finished; ``told`` goes into the access log."""

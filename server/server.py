@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 import trio
@@ -71,6 +71,8 @@ class Server:
     exchanges: set[Exchange] = field(factory=set, init=False)  # the server waits for them when it ends
     counted: set[Exchange] = field(factory=set, init=False)  # those that count towards `max_requests`
     watchers: Watchers = field(factory=Watchers, init=False)
+    answers: Mapping[str, Counter[str]] = field(init=False)  # the ended requests of clients, by model and outcome
+    abilities: Mapping[str, tuple[str, ...] | None] = field(init=False)  # of models that are not loaded, by their files
     sockets: set[Callable[[], None]] = field(factory=set, init=False)  # one function to end each WebSocket
     stopping: bool = field(default=False, init=False)
     stop_called: trio.Event = field(factory=trio.Event, init=False)
@@ -94,6 +96,8 @@ class Server:
         usual = _MOST_MEMORY if free is None else min(_MOST_MEMORY, free // _SHARE)
         self.budget = Budget(self.settings.request_memory or usual, self._given.unpark_all)
         self.media = Media(self.settings)
+        self.answers = {name: Counter() for name in self.engines.models}
+        self.abilities = {name: spec.abilities for name, spec in self.engines.models.items()}
         self.folders = known_folders(str(spec.model) for spec in self.engines.models.values())
         self.metrics = Metrics(self.engines, self.budget, self.sockets)
         self.observers.listeners += (self.metrics.heard, self.watchers.hear)
@@ -103,8 +107,14 @@ class Server:
         if exchange not in self.exchanges:
             return
         self.forget(exchange)
+        self.one_ended(exchange.told.get("model"), exchange.ending)
         if exchange.scope["method"] == "POST" and exchange.status == 200 and exchange.cut is None:
             self.pace.one_ended(trio.current_time())
+
+    def one_ended(self, model: object, outcome: str) -> None:
+        """Counts a request of a client for ``model``, or its alias; one for no model of the server does not count."""
+        if model in self.engines.names:
+            self.answers[self.engines.name_of(str(model))][outcome] += 1
 
     def forget(self, exchange: Exchange) -> None:
         """Stops counting an exchange and waiting for it. The exchange has ended, or it only watches and ends by itself

@@ -87,9 +87,26 @@ def is_here(model: str | Path) -> bool:
     Raises:
         CheckpointError: as in `local_folder`.
     """
+    return folder_here(model) is not None
+
+
+def folder_here(model: str | Path) -> Path | None:
+    """Returns the folder of the checkpoint ``model``, if `is_here`. Files of one in the hub's cache may be missing."""
     from huggingface_hub import try_to_load_from_cache
 
-    return local_folder(model) is not None or isinstance(try_to_load_from_cache(str(model), "config.json"), str)
+    folder = local_folder(model)
+    found = try_to_load_from_cache(str(model), "config.json") if folder is None else None
+    return Path(found).parent if isinstance(found, str) else folder
+
+
+def converses(folder: Path) -> bool:
+    """True if the checkpoint in ``folder`` has a chat template, and is no model of sentence vectors."""
+    if (folder / "modules.json").is_file():
+        return False
+    if any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and bool(read_json(settings).get("chat_template"))
 
 
 def _is_a_file(path: Path) -> CheckpointError:

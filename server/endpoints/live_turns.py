@@ -297,6 +297,11 @@ class Turns:
             self._taken += len(self._now.samples) / self.settings.format.rate
 
     @property
+    def has_audio(self) -> bool:
+        """True if the client has sent audio."""
+        return self._taken > 0
+
+    @property
     def _is_unwanted(self) -> bool:
         """True if the client has ended the turn and does not want its text."""
         return isinstance(self._now, EndTurn) and not self._now.keep

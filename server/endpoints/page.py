@@ -43,9 +43,7 @@ async def _watch(request: Request, events: Events) -> None:
         turn = 0
         while not server.stopping:
             if turn % _FIGURES == 0:
-                models = server.engines.statistics().items()
-                figures = {name: model_figures(one, server.watchers.state_of(name)) for name, one in models}
-                await events.write(message("figures", trio.current_time(), models=figures))
+                await events.write(message("figures", trio.current_time(), models=_figures_of_models(server)))
             turn += 1
             with trio.move_on_after(1 / _TELLS):
                 await server.stop_called.wait()
@@ -56,6 +54,13 @@ async def _watch(request: Request, events: Events) -> None:
             elif changes:
                 await events.write(message("changes", trio.current_time(), changes=changes))
     await events.write(message("end", trio.current_time()), last=True)
+
+
+def _figures_of_models(server: Server) -> dict[str, Any]:
+    return {
+        name: model_figures(one, server.watchers.state_of(name), server.answers[name], server.abilities[name])
+        for name, one in server.engines.statistics().items()
+    }
 
 
 def _state(server: Server) -> dict[str, Any]:

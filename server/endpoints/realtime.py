@@ -62,6 +62,8 @@ async def listen(socket: WebSocket) -> None:
             await client.write()
             await trio.sleep(_CLOSE_SECONDS)
             nursery.cancel_scope.cancel()
+    if session.turns.has_audio:
+        server.one_ended(session.settings.heard.model, "finished")
 
 
 @define(eq=False)

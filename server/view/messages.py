@@ -9,7 +9,7 @@ sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 from ...actors.statistics import EngineStatistics
@@ -60,21 +60,34 @@ def failure_change(model: str, text: str, now: float) -> Message:
 
 
 def state_message(states: Mapping[str, Overview], began: int, now: float) -> Message:
-    """The present state of all models. A restarted server is recognised by ``began``, the time of its start."""
-    requests = [
-        request_change(model, line) | {"since": _time(line.queued_at)}
-        for model, state in states.items()
-        for line in (*state.running.values(), *state.waiting.values())
-    ]
+    """The present state of all models, and the last requests that have ended, ``recent``, with all their stages. A
+    restarted server is recognised by ``began``, the time of its start."""
+    lives = {model: (*state.running.values(), *state.waiting.values()) for model, state in states.items()}
+    requests = [_life(model, line) for model, lines in lives.items() for line in lines]
+    recent = [_life(model, line) for model, state in states.items() for line in state.recent]
     entries = [entry_change(model, entry) for model, state in states.items() for entry in state.entries()]
-    return message("state", now, began=began, requests=requests, entries=entries)
+    return message("state", now, began=began, requests=requests, recent=recent, entries=entries)
+
+
+def _life(model: str, line: RequestLine) -> Message:
+    stages = [[stage, _time(at)] for stage, at in line.stages]
+    return request_change(model, line) | {"stages": stages}
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def model_figures(model: ModelStatistics, state: Overview) -> Message:
-    """The figures of one model. ``model``: the statistics of the model."""
+def model_figures(
+    model: ModelStatistics, state: Overview, ended: Mapping[str, int], foreseen: Collection[str] | None
+) -> Message:
+    """The figures of one model.
+
+    Args:
+        model: the statistics of the model.
+        state: the state of its engine.
+        ended: the number of clients' requests, by outcome.
+        foreseen: the abilities of the model while it is not loaded; ``None``: nobody knows yet.
+    """
     found: Message = {
         "state": model.state.value,
         "users": model.users,
@@ -82,7 +95,8 @@ def model_figures(model: ModelStatistics, state: Overview) -> Message:
         "bytes": model.bytes,
         "loads": model.loads,
         "error": None if model.last_error is None else kind_of(model.last_error),
-        "ended": dict(state.ended),
+        "ended": dict(ended),
+        "can": foreseen,
         "failures": state.failures,
     }
     if (about := model.description) is not None:
@@ -92,8 +106,8 @@ def model_figures(model: ModelStatistics, state: Overview) -> Message:
             "dtype": about.dtype,
             "positions": about.max_positions,
             "page_size": about.page_size,
-            "can": abilities(about),
         }
+        found["can"] = abilities(about)
         if model.engine is not None:
             reads_media = about.diarizer is not None or (about.preparer is not None and about.preparer.media)
             found["engine"] = engine_figures(model.engine, state, encodes=bool(about.encoder_bytes or reads_media))

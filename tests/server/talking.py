@@ -126,6 +126,9 @@ class PaperEngines:
     names: tuple[str, ...] = ("whisper",)
     load_seconds: float = 0.0
 
+    def name_of(self, name: str) -> str:
+        return name
+
     @asynccontextmanager
     async def use(self, model: str) -> AsyncIterator[PaperEngine]:
         await trio.sleep(self.load_seconds)

@@ -87,15 +87,23 @@ def test_the_state_comes_first_then_figures_and_changes(models: dict[str, str], 
         first, figures = next(events), next(events)
         assert first["type"] == "state"
         assert figures["type"] == "figures"
-        assert set(figures["models"]) == set(service.server.engines.models)
+        can = {name: one["can"] for name, one in figures["models"].items()}
+        assert can == {"whisper": ["transcribe"], "bert": []}, "by their files"
         named = {"x-request-id": "mine"}
         text = client.audio.transcriptions.create(model="whisper", file=speech, extra_headers=named).text
         seen = until_ended(events, "whisper", "mine")
+        with pytest.raises(openai.APIStatusError):
+            client.audio.transcriptions.create(model="whisper", file=b"no audio")
+        with watching(service) as later:
+            state, figures = next(later), next(later)
+    assert {one["request"].partition("#")[0] for one in state["recent"]} == {"mine"}
+    assert [stage for stage, _ in state["recent"][-1]["stages"]][-2:] == ["decoding", "finished"]
+    assert figures["models"]["whisper"]["ended"] == {"finished": 1, "failed": 1}, "by clients' requests"
     of_mine = [one for one in changes(seen) if one.get("request", "").startswith("mine#")]
     assert {one["stage"] for one in of_mine} >= {"queued", "encoding", "decoding", "finished"}
     assert {one["state"] for one in changes(seen) if "entry" in one} >= {"reserved", "encoding", "held", "idle"}
     whisper = seen[-1]["models"]["whisper"]
-    assert whisper["about"]["can"] == ["transcribe", "words"]
+    assert whisper["can"] == ["transcribe", "words"]
     assert whisper["engine"]["cache"]["by_state"]["idle"] == whisper["engine"]["cache"]["taken"] > 0
     assert text.split()[0] not in json.dumps(seen)
 
@@ -119,7 +127,7 @@ def test_what_others_say_is_not_told(service: Served, client: openai.OpenAI) -> 
         seen = until_ended(events, "llama", "mine")
     assert secret not in json.dumps(seen)
     assert (answer.choices[0].message.content or "?") not in json.dumps(seen)
-    assert seen[-1]["models"]["llama"]["about"]["can"] == ["chat"]
+    assert seen[-1]["models"]["llama"]["can"] == ["chat"]
     assert seen[-1]["models"]["llama"]["engine"]["cache"]["capacity"] == 0
 
 

@@ -106,7 +106,7 @@ def test_an_error_of_a_load_is_told_by_its_type() -> None:
         engine=None,
         description=None,
     )
-    assert model_figures(failed, Overview())["error"] == "CheckpointError"
+    assert model_figures(failed, Overview(), {}, None)["error"] == "CheckpointError"
 
 
 # -- the queue of a watcher --------------------------------------------------------------------------------------------
