@@ -215,9 +215,9 @@ class SamplingParams:
             best hypotheses, the best first.
         length_penalty: a beam search ranks hypotheses by the sum of their log-probabilities over their length to this
             power, -10 to 10. Values above 0 favour longer hypotheses.
-        patience: a beam search ends with ``beam_size`` times this number of hypotheses, rounded (Kasai et al. 2022), up to
-            1,000 times ``beam_size``. The value 1 is transformers' ``early_stopping=True``. ``None``: it ends with ``beam_size``
-            hypotheses, as soon as the best beam would not be among them if it ended now. This is
+        patience: a beam search ends with ``beam_size`` times this number of hypotheses, rounded (Kasai et al. 2022), up
+            to 1,000 times ``beam_size``. The value 1 is transformers' ``early_stopping=True``. ``None``: it ends with
+            ``beam_size`` hypotheses, as soon as the best beam would not be among them if it ended now. This is
             ``early_stopping=False``.
         skip_special_tokens: leave special tokens out of the text. False: write them as the vocabulary spells
             them, except for the one that ends the text. ``None``: True, except for those special tokens that mark
