@@ -34,6 +34,7 @@ class SamplingArguments(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     n: int
     structure: Structure | None
     beam_size: int

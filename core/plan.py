@@ -132,6 +132,8 @@ class SampledToken:
     then an end-of-text, and the caller gets `InvalidRequest`. ``accepted`` has the tokens sampled after this one
     because draft tokens proved right; their own ``accepted`` is empty. ``hypotheses`` has the results of a beam search,
     the best first. They come with the last chunk of the search, and ``token_id`` is ``None`` in all its chunks.
+    ``prompt`` has, for each token of the prompt but the first, its log-probability and the likeliest tokens at its
+    place, if `SamplingParams.prompt_logprobs` asks for them.
     """
 
     token_id: int | None
@@ -144,6 +146,7 @@ class SampledToken:
     error: str = ""
     accepted: tuple[SampledToken, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()
+    prompt: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
 
 
 @frozen(kw_only=True)

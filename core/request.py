@@ -207,6 +207,9 @@ class SamplingParams:
         logprobs: report the log-probabilities of so many of the likeliest tokens, 0 to 20, in addition to that of the
             sampled token; ``None``: only that of the sampled token. The distribution is the one after all rules and
             penalties, before ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
+        prompt_logprobs: report the log-probability of each token of the prompt, given those before it, and so many of
+            the likeliest tokens at its place, 0 to 20; ``None``: none. They are the model's own, before all rules. The
+            prompt is then read anew, in short chunks.
         n: the number of completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a
             seed derived from ``seed``, see `sibling`. With temperature 0 all completions are the same.
         structure: the form that the output must have; ``None``: any form. See `Structure`.
@@ -243,6 +246,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids, metadata=by(_TOKENS))
     ignore_eos: bool = checked(False, flag())
     logprobs: int | None = checked(None, integer(0, MOST_LOGPROBS).or_none("only of the sampled token"))
+    prompt_logprobs: int | None = checked(None, integer(0, MOST_LOGPROBS).or_none("none"))
     n: int = checked(1, integer(1, MOST_COMPLETIONS))
     structure: Structure | None = checked(None, _STRUCTURE.or_none("any text"))  # noqa: RUF009  (a field)
     beam_size: int = checked(1, integer(1, MOST_BEAMS, "; 1: no beam search"))
@@ -277,7 +281,8 @@ class SamplingParams:
         demand(self.temperature == 0.0, f"temperature={self.temperature} {beams}", "0, or beam_size=1")
         demand(self.structure is None, f"a structure {beams}", "no structure, or beam_size=1")
         demand(not self.stop, f"stop={shown(self.stop)} {beams}", "stop_token_ids, or beam_size=1")
-        demand(self.logprobs is None, f"logprobs={self.logprobs} {beams}", "None, or beam_size=1")
+        for name in ("logprobs", "prompt_logprobs"):
+            demand(getattr(self, name) is None, f"{name}={getattr(self, name)} {beams}", "None, or beam_size=1")
         most = min(self.beam_size, self.most_hypotheses)
         demand(self.n <= most, f"n={self.n} {beams} and patience={self.patience}", f"up to {most}, or more beams")
 

@@ -33,13 +33,15 @@ from .sampling.rules import ConstantBans, SamplerInput, draw_of, token_of
 class _Wanted:
     """The rows whose logits a step needs, as (index of the chunk, offset in it). ``samples`` has, for each chunk by
     index, the range of its rows, one for each token that may be sampled. These come first. Then come those of the
-    ``searches``, one for each beam. ``probes`` has the row of a chunk's probe.
+    ``searches``, one for each beam. ``probes`` has the row of a chunk's probe, ``prompts`` those of the prompt's tokens
+    whose log-probabilities are asked for.
     """
 
     rows: list[tuple[int, int]]
     samples: dict[int, range]
     searches: dict[Search, range]
     probes: dict[int, int]
+    prompts: dict[int, range]
 
 
 @frozen(kw_only=True, eq=False)
@@ -77,12 +79,18 @@ class Sampler:
                     f"sequence {feeds[index].part.sequence_id} has no token to sample: its logits are not finite, or "
                     "its rules do not allow any token"
                 )
+        for index, own in wanted.prompts.items():
+            feeds[index].record.prompt_logprobs += [
+                (chosen[row].asked[0], tuple((token, logprob) for token, logprob, _ in chosen[row].found))
+                for row in own
+            ]
         nothing = SampledToken(token_id=None)
         return [
             evolve(
                 sampled.get(index, nothing),
                 probe=chosen[wanted.probes[index]].asked if index in wanted.probes else None,
                 frames=feed.record.frames if index in wanted.samples else None,
+                prompt=tuple(feed.record.prompt_logprobs) if index in wanted.samples and feed.ends_prompt else (),
             )
             for index, feed in enumerate(feeds)
         ]
@@ -99,6 +107,11 @@ class Sampler:
             probe = feeds[index].record.start.probe
             assert probe is not None, "a row is wanted for a probe"
             draws[row] = evolve(draws[row], asked=probe.token_ids)
+        for index, own in wanted.prompts.items():
+            told = feeds[index].record.start.sampling.prompt_logprobs or 0
+            for row in own:
+                following = feeds[index].record.tokens[feeds[index].part.start + wanted.rows[row][1] + 1]
+                draws[row] = Draw(choice=Choice.BEAM if told else Choice.NOTHING, told=told, asked=(following,))
         return draws
 
     def _choose(
@@ -140,7 +153,7 @@ def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
     """Returns the rows to compute. A probe may share a row with a sampled token."""
-    wanted = _Wanted(rows=[], samples={}, searches={}, probes={})
+    wanted = _Wanted(rows=[], samples={}, searches={}, probes={}, prompts={})
     sampling = [(index, feed) for index, feed in enumerate(feeds) if feed.part.samples]
     for index, feed in sampling:
         if feed.record.search is None:
@@ -152,6 +165,11 @@ def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
             row = len(wanted.rows)
             wanted.rows.extend((index, feed.part.length - 1) for index, feed in beams)
             wanted.searches[search] = range(row, len(wanted.rows))
+    for index, feed in enumerate(feeds):
+        if feed.record.start.sampling.prompt_logprobs is not None:
+            last, row = min(feed.part.length, feed.record.start.prompt_length - 1 - feed.part.start), len(wanted.rows)
+            wanted.rows.extend((index, offset) for offset in range(last))
+            wanted.prompts[index] = range(row, len(wanted.rows))
     for index, feed in enumerate(feeds):
         part, probe = feed.part, feed.record.start.probe
         if probe is None or not part.start <= probe.position < part.start + part.length - len(feed.proposed):

@@ -471,15 +471,19 @@ class TrioEngine:
         """Returns what turns the tokens of ``request`` into text. Timestamps and special tokens are part of a
         completion's tokens, but not of its text unless the request includes special tokens."""
         skip = request.sampling.skip_special_tokens
-        return TextDeltas(*self._texts_of(None if request.calls and skip is None else skip is not False))
+        return self.texts(None if request.calls and skip is None else skip is not False)
+
+    def texts(self, skip: bool | None) -> TextDeltas:
+        """Returns what turns tokens into text with special tokens, without (``skip``), or with those alone that mark
+        calls (``None``)."""
+        return TextDeltas(*self._texts_of(skip))
 
     def token_bytes(self) -> TokenBytes:
         """Returns the bytes of the model's tokens in texts without special tokens. All requests share them."""
         return self._texts_of(skip=True)[0]
 
     def _texts_of(self, skip: bool | None) -> tuple[TokenBytes, frozenset[int]]:
-        """Returns the bytes of tokens in texts with special tokens, without (``skip``), or with those alone that mark
-        calls (``None``); and the tokens that give no text."""
+        """Returns the bytes of tokens in texts as `texts` makes them, and the tokens that give no text."""
         if skip not in self._texts:
             description = self.model
             end = description.vocabulary_size

@@ -94,6 +94,8 @@ async def build_request(
     _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
     _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
     length = len(prepared.token_ids)
+    scored = sampling.prompt_logprobs
+    demand(scored is None or not prepared.items, f"prompt_logprobs={scored} for a prompt with images or audio", "None")
     max_tokens = _resolve_max_tokens(description, prepared, sampling)
     structure = sampling.structure and await compiler.compile(sampling.structure, description.structures)
     return Request(
@@ -383,7 +385,16 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
 
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_NOT_GREEDY = ("temperature", "beam_size", "structure", "logit_bias", "min_tokens", "ignore_eos", *_PENALTIES)
+_NOT_GREEDY = (
+    "prompt_logprobs",
+    "temperature",
+    "beam_size",
+    "structure",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+    *_PENALTIES,
+)
 
 
 def check_greedy(sampling: SamplingParams, architecture: str) -> None:

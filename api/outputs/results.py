@@ -39,7 +39,8 @@ class Completion:
     ``alternatives`` holds the other completions that ``SamplingParams(n=...)`` asks for; each has a usage of its own
     and no alternatives. After a beam search they are the next best hypotheses. ``score`` is what a beam search ranks
     its hypotheses by (`triolet.core.plan.Hypothesis`), else ``None``. ``timings`` holds the time that each stage took;
-    comparisons of completions ignore it.
+    comparisons of completions ignore it. ``prompt_logprobs`` holds the log-probability of each token of the prompt but
+    the first, and the likeliest tokens at its place, if ``SamplingParams.prompt_logprobs`` asks for them.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Completion:
     frames: tuple[tuple[int, int], ...] = ()
     usage: Usage
     alternatives: tuple[Completion, ...] = ()
+    prompt_logprobs: tuple[tuple[float, TopLogprobs], ...] | None = None
     score: float | None = None
     timings: Timings | None = field(default=None, eq=False)
 
@@ -60,7 +62,8 @@ class Delta:
 
     ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs``,
     ``top_logprobs`` and ``frames`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` are set
-    only in the last delta, which may have no tokens. A beam search has a single delta, at its end.
+    only in the last delta, which may have no tokens. A beam search has a single delta, at its end. The first delta has
+    ``prompt_logprobs``, as in `Completion`.
     """
 
     text: str
@@ -70,6 +73,7 @@ class Delta:
     frames: tuple[tuple[int, int], ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    prompt_logprobs: tuple[tuple[float, TopLogprobs], ...] | None = None
 
 
 @frozen(kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from attrs import define, evolve, field
 
@@ -92,6 +93,7 @@ class Output:
         tops: true if the caller asked for ``top_logprobs``.
         seed: the seed for the usage.
         n: the largest number of hypotheses of a beam search in a completion.
+        scores: true if the caller asked for ``prompt_logprobs``.
         withdraw: called once, if a stop string (with true) or a fault ends the output before the request has ended.
     """
 
@@ -103,6 +105,7 @@ class Output:
     withdraw: Callable[[bool], object] | None = None
     seed: int | None = None
     n: int = 1
+    scores: bool = False
     eager: bool = field(init=False)
     """True if tokens must be added when they come rather than when they are read: otherwise the request of a slow
     reader would go on decoding after a stop string."""
@@ -113,6 +116,7 @@ class Output:
     fault: Exception | None = field(default=None, init=False)
     """The error that ended the output before the request has ended; see `raise_fault`."""
     _sampled: int = field(default=0, init=False)
+    _prompt: Any = field(default=None, init=False)  # of the first token, until it is told
     _found: Hypothesis | None = field(default=None, init=False)  # the result of a beam search, known at its end
 
     def __attrs_post_init__(self) -> None:
@@ -160,6 +164,8 @@ class Output:
         if sampled.token_id is None:
             return None
         self._sampled += 1
+        if self.scores and self._sampled == 1:
+            self._prompt = sampled.prompt
         if sampled.token_id in self.stop_ids:
             return None
         text = "" if self.texts is None else self.texts.add(sampled.token_id)
@@ -174,7 +180,12 @@ class Output:
             frames=() if sampled.frames is None else (sampled.frames,),
             finish_reason=FinishReason.STOP if self.ended else None,
             usage=self._usage() if self.ended else None,
+            prompt_logprobs=self._take_prompt(),
         )
+
+    def _take_prompt(self) -> Any:
+        found, self._prompt = self._prompt, None
+        return found
 
     def end(self, reason: FinishReason) -> None:
         """Adds the last delta of a request that ended by itself. The delta has the text that was held back; for a beam
@@ -191,6 +202,7 @@ class Output:
             top_logprobs=() if self.tops else None,
             finish_reason=FinishReason.STOP if self.stops.stopped else reason,
             usage=self._usage(),
+            prompt_logprobs=self._take_prompt(),
         )
         self.ready.append(last)
 
@@ -221,6 +233,7 @@ class Output:
             top_logprobs=tuple(one.top for one in kept) if self.tops else None,
             frames=tuple(one.frames for one in kept if one.frames is not None),
             usage=self._usage(),
+            prompt_logprobs=given[0].prompt if self.scores else None,
         )
 
     def _of(self, hypothesis: Hypothesis, texts: Callable[[], TextDeltas]) -> Completion:
@@ -261,6 +274,7 @@ def output_of(
         withdraw=withdraw,
         seed=sampling.seed,
         n=sampling.n,
+        scores=sampling.prompt_logprobs is not None,
     )
 
 
@@ -278,6 +292,7 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
         top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if has_tops else None,
         frames=tuple(frame for delta in deltas for frame in delta.frames),
         usage=last.usage,
+        prompt_logprobs=next((one.prompt_logprobs for one in deltas if one.prompt_logprobs is not None), None),
     )
 
 

@@ -23,6 +23,7 @@ from .quarantine import Quarantine
 from .room import Room
 from .sequence import Phase, Sequence
 
+_SCORED = 32  # tokens of a prompt with log-probabilities in a step: the logits of all would take gigabytes
 _MOST_WORK = 4096  # page look-ups in one step to admit sequences; computing a page key counts as `_KEY_WORK` look-ups
 _KEY_WORK = 4
 _IN_ORDER = attrgetter("key")
@@ -194,7 +195,8 @@ class Acts:
         if start < sequence.placeholders.stop:
             reach = sequence.placeholders.reach(start, sequence.held)
             stop = stop if reach is None else min(stop, reach)
-        return stop - start
+        scored = sequence.request.sampling.prompt_logprobs is not None and start < sequence.prompt_length
+        return min(stop - start, _SCORED) if scored else stop - start
 
     # -- waiting sequences -------------------------------------------------------------------------------------------
 

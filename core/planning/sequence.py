@@ -196,6 +196,8 @@ class Sequence:
         last token must be fed, for the logits, and so must the tokens whose logits or hidden states the request asks
         for."""
         most = len(self.tokens) - 1
+        if self.request.sampling.prompt_logprobs is not None:
+            return 0
         if self.request.probe is not None:
             most = min(most, self.request.probe.position)
         if self.request.pooling is not None and self.request.pooling.kind in ("mean", "cls"):

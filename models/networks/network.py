@@ -40,6 +40,7 @@ class Record:
     lookup: Lookup | None = field(default=None, repr=False)  # for `LookupProposer`, see `triolet.models.speculation`
     notes: Any = field(default=None, repr=False)
     frames: tuple[int, int] | None = None  # of the last token, as `SampledToken.frames`
+    prompt_logprobs: list[Any] = field(factory=list, repr=False)  # of what is read, as in `SampledToken.prompt`
     search: Search | None = field(default=None, repr=False)  # the beam search; ``tokens`` has no tokens of beams
     prompt: tuple[int, ...] = field(init=False)  # the prompt's distinct tokens; empty unless a penalty needs them
 
@@ -63,6 +64,11 @@ class Feed:
     part: Chunk
     record: Record
     proposed: tuple[int, ...] = ()
+
+    @property
+    def ends_prompt(self) -> bool:
+        """True if the chunk feeds the last token of the prompt."""
+        return self.part.start < self.record.start.prompt_length <= self.part.start + self.part.length
 
     @property
     def tokens(self) -> list[int]:

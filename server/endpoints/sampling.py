@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from attrs import fields
+from attrs import define, fields
 
-from ...api.outputs.detokenizer import TokenBytes
+from ...api.outputs.detokenizer import TextDeltas, TokenBytes
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
 from ..problems import BadBody
@@ -24,7 +24,12 @@ _NAMED_ALIKE = SamplingBody.model_fields.keys() & {one.name for one in fields(Sa
 
 
 def sampling_of(
-    body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, structure: Structure | None
+    body: SamplingBody,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structure: Structure | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Returns the parameters that ``body`` asks for. The default temperature is 1, the default seed a fresh one."""
     named = {name: value for name in _NAMED_ALIKE if (value := getattr(body, name)) is not None}
@@ -32,6 +37,7 @@ def sampling_of(
         max_tokens=max_tokens,
         logit_bias=tuple((int(token), value) for token, value in (body.logit_bias or {}).items()),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         structure=structure,
         **{"temperature": 1.0, "seed": None, **named},
     )
@@ -86,21 +92,37 @@ def chat_logprobs(known: TokenBytes, part: Completion | Delta) -> chat.Logprobs:
     )
 
 
+@define(eq=False)
+class Places:
+    """The places of tokens in a text, as numbers of characters before them. ``place``: where the next token begins."""
+
+    _texts: TextDeltas
+    place: int = 0
+
+    def of(self, token: int) -> int:
+        """Returns the place of ``token``, which is the next one of the text."""
+        place, self.place = self.place, self.place + len(self._texts.add(token))
+        return place
+
+
 def completion_logprobs(
-    known: TokenBytes, part: Completion | Delta, *, offset: int = 0
+    known: TokenBytes, part: Completion | Delta, places: Places, before: Sequence[tuple[int, int]] = ()
 ) -> completions.CompletionLogprobs:
-    """Returns the tokens of ``part`` with their log-probabilities, in the shape of completions. The place of a token is
-    the number of characters before it: ``offset``, and those that end before it in ``part``."""
-    characters = getincrementaldecoder("utf-8")("replace")
-    tokens, values, tops, offsets = [], [], [], []
-    for token, logprob, likeliest in _tokens(part):
-        tokens.append(token_name(known, token))
-        values.append(logprob)
-        tops.append({token_name(known, one): value for one, value in (*likeliest, (token, logprob))})
-        offsets.append(offset)
-        offset += len(characters.decode(known.of(token, token)))
-    told = tops if part.top_logprobs is not None else None
-    return completions.CompletionLogprobs(tokens=tokens, token_logprobs=values, top_logprobs=told, text_offset=offsets)
+    """Returns the tokens of ``part`` with their log-probabilities, in the shape of completions. ``before`` has the
+    tokens of the prompt with their places, if they are told, too; nothing is known of the first one."""
+    scores: Iterator[tuple[float | None, Sequence[tuple[int, float]]]] = chain([(None, ())], part.prompt_logprobs or ())
+    rows = [(token, place, *score) for (token, place), score in zip(before, scores, strict=False)]
+    rows += [(token, places.of(token), logprob, likeliest) for token, logprob, likeliest in _tokens(part)]
+    tops = [
+        None if logprob is None else {token_name(known, one): value for one, value in (*likeliest, (token, logprob))}
+        for token, _, logprob, likeliest in rows
+    ]
+    return completions.CompletionLogprobs(
+        tokens=[token_name(known, token) for token, *_ in rows],
+        token_logprobs=[logprob for _, _, logprob, _ in rows],
+        top_logprobs=tops if before or part.top_logprobs is not None else None,
+        text_offset=[place for _, place, *_ in rows],
+    )
 
 
 def _tokens(part: Completion | Delta) -> Iterator[tuple[int, float, Sequence[tuple[int, float]]]]:

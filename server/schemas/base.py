@@ -123,7 +123,7 @@ class Ignored(Body):
 
 
 class Marked(Body):
-    """What clients of other programs mark for a cache."""
+    """A part of a conversation, which clients of other programs mark for a cache."""
 
     cache_control: Unread = unused("all prompts are shared")
 

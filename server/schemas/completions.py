@@ -22,7 +22,9 @@ class CompletionRequest(SamplingBody):
     """Text, or tokens, that the model goes on with."""
 
     prompt: Text | Annotated[list[Text], up_to(2_048, 1)] | TokenIds | Annotated[list[TokenIds], up_to(2_048, 1)]
-    max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="Default: 16.")
+    max_tokens: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="Default: 16. 0, with echo and logprobs, scores the prompt."
+    )
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = Field(default=None, description="Begin the answer with the prompt.")
     response_format: ResponseFormat | None = None
@@ -36,13 +38,16 @@ class CompletionRequest(SamplingBody):
             raise ValueError(
                 f"{len(self.prompts())} prompts with n={self.n or 1} make too many answers; allowed: {_MOST_ANSWERS}"
             )
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo and logprobs are both given, but a prompt has no logprobs; leave one of them out")
         return self
 
     def check_size(self) -> None:
         """Checks the size of all prompts together."""
         check_length("prompts", sum(map(len, self.prompts())))
+
+    @property
+    def scores(self) -> bool:
+        """True if the client wants the log-probabilities of the prompt's tokens."""
+        return bool(self.echo) and self.logprobs is not None
 
     def prompts(self) -> list[str | list[int]]:
         """Returns each prompt of the request."""
@@ -54,11 +59,11 @@ class CompletionRequest(SamplingBody):
 
 
 class CompletionLogprobs(AnswerBody):
-    """The tokens of an answer with their natural log-probabilities."""
+    """The tokens of an answer with their natural log-probabilities; ``null`` for the first token of a prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 

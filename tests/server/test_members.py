@@ -31,7 +31,7 @@ def ask(service: Served, path: str = CHAT, **members: Any) -> Any:
 
 def events(service: Served, path: str = CHAT, **members: Any) -> list[Any]:
     body: dict[str, Any] = {"model": "qwen3", "stream": True, **GREEDY, **members}
-    body |= {"prompt": "hi"} if path == PROMPTS else {"messages": QUESTION}
+    body |= {"prompt": body.get("prompt", "hi")} if path == PROMPTS else {"messages": QUESTION}
     lines = service.get(path, body)[1].split("\n\n")
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
@@ -89,13 +89,13 @@ def test_an_answer_beside_tools_is_a_call_or_has_its_form(service: Served) -> No
         "temperature": 1.0,
         "parallel_tool_calls": False,
     }
-    found = [ask(service, **asked, seed=seed, max_tokens=60)["choices"][0] for seed in range(4)]
+    found = [ask(service, **asked, seed=seed, max_tokens=200)["choices"][0] for seed in range(4)]
     for choice in found:
         called = [call["function"]["name"] for call in choice["message"].get("tool_calls", ())]
         assert called in ([], ["now"])
         assert choice["message"]["content"] in (None, '"red"', '"green"')
         assert bool(called) is (choice["message"]["content"] is None)
-    forced = ask(service, **asked, tool_choice="required", max_tokens=60)["choices"][0]["message"]
+    forced = ask(service, **asked, tool_choice="required", max_tokens=200)["choices"][0]["message"]
     assert {call["function"]["name"] for call in forced["tool_calls"]} == {"now"}
     told = refusal(service, **{**asked, "response_format": {"type": "json_object", "schema": {"uniqueItems": True}}})
     assert "uniqueItems" in told
@@ -156,7 +156,7 @@ def test_some_of_the_tools_may_be_called(service: Served) -> None:
         tools = [{"type": "function", "function": {"name": name}}]
         return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
 
-    asked = {"tools": [NOW, GET], "temperature": 1.0, "max_tokens": 60}
+    asked = {"tools": [NOW, GET], "temperature": 1.0, "max_tokens": 200, "parallel_tool_calls": False}
     for name in ("now", "get"):
         message = ask(service, **asked, **allowed("required", name), seed=2)["choices"][0]["message"]
         assert {call["function"]["name"] for call in message["tool_calls"]} == {name}
@@ -169,6 +169,38 @@ def test_some_of_the_tools_may_be_called(service: Served) -> None:
         "/v1/responses", {"model": "qwen3", "input": "a", "tools": tools, "tool_choice": choice}
     )
     assert (status, {item["name"] for item in told["output"]}) == (200, {"now"})
+
+
+@pytest.mark.parametrize("most", [0, 2])
+@pytest.mark.parametrize("prompts", [["one two", "three"], [[5, 6, 7, 8], [9, 10]]], ids=["texts", "tokens"])
+def test_prompts_are_scored_by_the_model(service: Served, most: int, prompts: list[Any]) -> None:
+    """As harnesses of benchmarks ask: whole and as a stream, by text and by tokens."""
+    asked: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": most, "temperature": 0.0, "ignore_eos": True}
+    for prompt, choice in zip(prompts, ask(service, PROMPTS, prompt=prompts, **asked)["choices"], strict=True):
+        given = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+        sampling = {"temperature": 0.0, "max_tokens": 2, "prompt_logprobs": 2, "logprobs": 2, "ignore_eos": True}
+        expected = service.engine("qwen3", lambda engine, asked={**given, **sampling}: engine.generate(**asked))
+        told, values = choice["logprobs"], [value for value, _ in expected.prompt_logprobs]
+        assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+        assert told["token_logprobs"][1:] == pytest.approx([*values, *expected.logprobs[:most]])
+        for token, value, top in list(zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True))[
+            1:
+        ]:
+            assert top[token] == value
+            assert len(top) in (2, 3)
+        begun = choice["text"].removesuffix(expected.text) if most else choice["text"]
+        assert not isinstance(prompt, str) or begun == prompt
+        assert told["text_offset"][0] == 0
+        assert [place for place in told["text_offset"] if place >= len(begun)] == [len(begun)] * bool(most) + [
+            place for place in told["text_offset"][-1:] if most
+        ]
+        parts = [part["choices"][0] for part in events(service, PROMPTS, **asked, prompt=prompt)]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [one for part in parts for one in part["logprobs"][name]] == told[name]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert (parts[-1]["finish_reason"], choice["finish_reason"]) == ("length", "length")
+    usage = ask(service, PROMPTS, prompt="one two", **asked)["usage"]
+    assert usage["completion_tokens"] == most
 
 
 THOUGHT = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
