@@ -50,9 +50,8 @@ def structure_of(body: SamplingBody, format_: chat.ResponseFormat | None = None)
         BadBody: they ask for several.
         RequestTooLarge: the schema is too large.
     """
-    wanted = body.structures
-    if isinstance(format_, chat.JsonObjectFormat | chat.JsonSchemaFormat):
-        wanted["response_format"] = format_.wanted
+    schema = chat.schema_of(format_)
+    wanted = body.structures | ({} if schema is None else {"response_format": schema})
     if len(wanted) > 1:
         raise BadBody(f"the answer is to have several forms: {', '.join(wanted)}; give one of them", next(iter(wanted)))
     for name, value in wanted.items():

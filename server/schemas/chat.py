@@ -243,11 +243,6 @@ class JsonObjectFormat(Body):
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="As llama.cpp and others have it.")
 
-    @property
-    def wanted(self) -> dict[str, Any]:
-        """The schema of the answer."""
-        return {"type": "object"} if self.schema_ is None else self.schema_
-
 
 class NamedSchema(Body):
     """A JSON schema with its name."""
@@ -266,13 +261,15 @@ class JsonSchemaFormat(Body):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
-    @property
-    def wanted(self) -> dict[str, Any]:
-        """The schema of the answer."""
-        return self.json_schema.schema_
-
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def schema_of(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    """Returns the schema of an answer in this form; ``None``: it may be any text."""
+    if isinstance(wanted, JsonSchemaFormat):
+        return wanted.json_schema.schema_
+    return (wanted.schema_ or {"type": "object"}) if isinstance(wanted, JsonObjectFormat) else None
 
 
 class ChatRequest(SamplingBody):
@@ -323,8 +320,7 @@ class ChatRequest(SamplingBody):
         check_texts(f"the arguments of all {calls_kind}", (call.function.arguments for call in calls))
         tools = [[tool.function.description or "", tool.function.parameters] for tool in self.tools or ()]
         given = {"tools": tools, "chat_template_kwargs": self.chat_template_kwargs or {}}
-        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
-            given["response_format"] = self.response_format.wanted
+        given["response_format"] = schema_of(self.response_format) or {}
         for name, found in given.items():
             check_object(name, found, _MOST_VALUES[name], MOST_CHARACTERS)
 
