@@ -53,7 +53,7 @@ _SECTIONS = {
     "Log": ("log_format", "no_access_log"),
     "Addresses of images and audio": ("url_prefixes", "private_urls"),
 }
-_BRIEF = (
+_BRIEF: tuple[str, ...] = (
     "models",
     "preload",
     "memory_budget",
@@ -242,7 +242,7 @@ def serve(**given: Any) -> int:
     server = Server(ServerSettings(**settings), _engines(observers, given), observers, _aligner(given))
     for library in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):  # they have a form of their own for their lines
         os.environ.setdefault(library, "error")
-    log_to(logging.StreamHandler(sys.stderr), given["log_format"])
+    log_to(sys.stderr, given["log_format"])
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; clients are told
     complains = complain if given["log_format"] == "text" else logging.getLogger("triolet.server").error
     return _run(server, preload=given["preload"] or len(server.engines.models) == 1, complains=complains)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from typing import TextIO
 
 ACCESS = "triolet.access"
 FORMATS = ("text", "json")
 _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_FIRST = ("method", "path", "status", "seconds")
 
 
 class LogFormat(logging.Formatter):
@@ -19,42 +18,30 @@ class LogFormat(logging.Formatter):
 
     def __init__(self, kind: str) -> None:
         super().__init__(_FORM)
-        self._writes: Callable[[logging.LogRecord], str] = self._object if kind == "json" else self._line
+        self._is_json = kind == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line, as logging asks."""
-        return self._writes(record)
-
-    def _line(self, record: logging.LogRecord) -> str:
-        if record.name != ACCESS:
+        """Returns the line, as logging asks. In a line of text no client writes a line end or a control character."""
+        access = json.loads(record.getMessage()) if record.name == ACCESS else None
+        if self._is_json:
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+            told = {"time": at, "level": record.levelname.lower(), "logger": record.name}
+            told |= {"message": record.getMessage()} if access is None else access
+            return json.dumps(told | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
+        if access is None:
             return super().format(record)
-        return f"{self.formatTime(record)} {record.levelname} {record.name}: {_told(json.loads(record.getMessage()))}"
-
-    def _object(self, record: logging.LogRecord) -> str:
-        told = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-        }
-        told |= json.loads(record.getMessage()) if record.name == ACCESS else {"message": record.getMessage()}
-        if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+        first = " ".join(str(access.pop(name)) for name in ("method", "path", "status", "seconds"))
+        rest = " ".join(f"{name}={json.dumps(value)}" for name, value in access.items() if name != "time")
+        return f"{self.formatTime(record)} {record.levelname} {record.name}: {first.encode('unicode_escape').decode()} s {rest}"
 
 
-def _told(members: Mapping[str, object]) -> str:
-    """The members of a request's line in one line of text, in which no client writes a line or a control character."""
-    first = [str(members.get(name)).encode("unicode_escape").decode() for name in _FIRST]
-    rest = [f"{name}={json.dumps(value)}" for name, value in members.items() if name not in (*_FIRST, "time")]
-    return " ".join([*first[:3], f"{first[3]} s", *rest])
-
-
-def log_to(stream: logging.StreamHandler[object], kind: str) -> None:
+def log_to(stream: TextIO, kind: str) -> None:
     """Writes all that the server logs to ``stream`` alone."""
-    stream.setFormatter(LogFormat(kind))
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LogFormat(kind))
     logging.captureWarnings(True)
     for name in ("triolet", "py.warnings"):
         logger = logging.getLogger(name)
-        logger.addHandler(stream)
+        logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False

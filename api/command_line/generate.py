@@ -44,7 +44,18 @@ _SECTIONS = {
     "Model": ("model", *MODEL),
     "Reports": REPORTS,
 }
-_BRIEF = ("images", "sounds", "system", "chat", "max_tokens", "temperature", "top_p", "seed", "schema", "choices")
+_BRIEF: tuple[str, ...] = (
+    "images",
+    "sounds",
+    "system",
+    "chat",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "schema",
+    "choices",
+)
 _BRIEF += ("as_json", "model", "device", "quantization", "max_positions", "verbose")
 _SPECULATE = (
     "Propose up to N draft tokens a step, which saves time and leaves the text the same. 0: off. Default: 4 on the CPU."

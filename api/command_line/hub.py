@@ -15,6 +15,8 @@ from .models import MODELS_OPTION, complete_models, model_named, split_model
 from .pages import HelpPage, in_flags
 from .terminal import FAILED, complain, stdout, write
 
+_GOOD = "can be opened"
+
 
 @click.command(
     cls=HelpPage,
@@ -43,10 +45,9 @@ def pull(models: tuple[str, ...], named: tuple[str, ...]) -> int:
             complain(in_flags(str(error)))
             status = FAILED
             continue
-        fault = _fault(folder)
-        status = status if fault is None else FAILED
-        size = sum(os.path.getsize(path) for path in folder.rglob("*") if path.is_file())
-        write(f"{model}  {mebibytes(size)}  {folder}  {_told(fault)}", out)
+        size, verdict = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), _verdict(folder)
+        status = status if verdict == _GOOD else FAILED
+        write(f"{model}  {mebibytes(size)}  {folder}  {verdict}", out)
     return status
 
 
@@ -75,15 +76,15 @@ def models() -> int:
     widest = max((len(one.repo_id) for one in found), default=0)
     for one in found:
         newest = max(one.revisions, key=lambda each: ("main" in each.refs, each.last_modified))
-        told = _told(_fault(newest.snapshot_path))
-        write(f"{one.repo_id:<{widest}}  {mebibytes(one.size_on_disk):>12}  {told}", out)
+        told = f"{one.repo_id:<{widest}}  {mebibytes(one.size_on_disk):>12}"
+        write(f"{told}  {_verdict(newest.snapshot_path)}", out)
     for warning in () if cache is None else cache.warnings:
         complain(f"warning: {one_line(str(warning))}")
     return 0
 
 
-def _fault(folder: Path) -> str | None:
-    """The reason why the checkpoint in ``folder`` cannot be opened; ``None``: it can. No weight is read."""
+def _verdict(folder: Path) -> str:
+    """Says whether the checkpoint in ``folder`` can be opened, or why not. No weight is read."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from ...models.blueprints.read import read_blueprint
     from ...models.checkpoints.files import find_weights
@@ -92,9 +93,5 @@ def _fault(folder: Path) -> str | None:
         find_weights(folder)
         read_blueprint(folder, EngineConfig(device="cpu"))
     except TrioletError as error:
-        return one_line(in_flags(str(error)))
-    return None
-
-
-def _told(fault: str | None) -> str:
-    return "can be opened" if fault is None else f"cannot be opened: {fault}"
+        return f"cannot be opened: {one_line(in_flags(str(error)))}"
+    return _GOOD

@@ -39,6 +39,8 @@ class HelpPage(click.Command):
         self.examples = tuple(examples)
         self.sections = dict(sections or {})
         self.brief = frozenset((*brief, "topic") if brief else ())
+        told = "Show this page, a topic of it, or all of it."
+        self._asked = _TopicOption(["-h", "--help", "topic"], help=told) if brief else None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command, as click asks. An `InvalidRequest` becomes an error of usage, since the arguments caused
@@ -50,13 +52,7 @@ class HelpPage(click.Command):
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Returns the option ``--help``, as click asks: with a topic where there are some."""
-        if self.brief and self._help_option is None:
-            told = "Show this page, a topic of it, or all of it."
-            made = {"is_flag": False, "flag_value": "", "is_eager": True, "expose_value": False}
-            self._help_option = click.Option(
-                ["-h", "--help", "topic"], metavar="[TOPIC]", callback=_help, help=told, **made
-            )
-        return super().get_help_option(ctx)
+        return super().get_help_option(ctx) if self._asked is None else self._asked
 
     def topics(self, ctx: click.Context) -> dict[str, dict[str, tuple[str, str]]]:
         """The options of each section, by the name of the parameter: the flag and its help."""
@@ -87,8 +83,8 @@ class HelpPage(click.Command):
         if not topic:
             more = [(f"--help {_topic(title)}", _flags(rows, self.brief)) for title, rows in topics.items()]
             with formatter.section("More options"):
-                rows = [row for name, lines in more for row in zip([name, ""], lines, strict=False)]
-                formatter.write_dl([*rows, (f"--help {_ALL}", "everything")])
+                listed = [row for name, lines in more for row in zip([name, ""], lines, strict=False)]
+                formatter.write_dl([*listed, (f"--help {_ALL}", "everything")])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  (click's)
         """Writes the examples, as click asks."""
@@ -109,6 +105,14 @@ def _flags(rows: Mapping[str, tuple[str, str]], brief: Collection[str]) -> list[
     """The flags that are not in ``brief``, in up to two lines that fit beside the names of topics."""
     flags = [re.findall(r"--[\w-]+", row[0])[0] for name, row in rows.items() if name not in brief]
     return textwrap.wrap(", ".join(flags), 56, max_lines=2, placeholder=" ...", break_on_hyphens=False)
+
+
+class _TopicOption(click.Option):
+    """The option ``--help``, which a topic may follow."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        kind: Any = {"is_flag": False, "flag_value": "", "is_eager": True, "expose_value": False}
+        super().__init__(*given, metavar="[TOPIC]", callback=_help, **kind, **options)
 
 
 def _help(ctx: click.Context, param: click.Parameter, topic: str | None) -> None:  # noqa: ARG001  (click's)

@@ -52,7 +52,17 @@ _SECTIONS = {
     "Decoding": _DECODING,
     "Reports": REPORTS,
 }
-_BRIEF = ("model", "device", "quantization", "at_once", "style", "folder", "word_timestamps", "language", "task")
+_BRIEF: tuple[str, ...] = (
+    "model",
+    "device",
+    "quantization",
+    "at_once",
+    "style",
+    "folder",
+    "word_timestamps",
+    "language",
+    "task",
+)
 _BRIEF += ("initial_prompt", "hotwords", "speakers", "beam_size", "verbose")
 _EXAMPLES = (
     ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),

@@ -26,29 +26,23 @@ def docs_page(document: Mapping[str, Any]) -> HtmlPage:
     parts = [f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>']
     parts += [f'<h1>{title}</h1><p>From <a href="/openapi.json">/openapi.json</a>. /v1/realtime is a WebSocket.</p>']
     for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            asked = operation.get("requestBody", {}).get("content", {})
-            answers = [(status, operation["responses"][status]) for status in operation["responses"]]
-            told = [
-                _table(
-                    (f"{kind} body", _type(one["schema"]), "") for kind, one in asked.items() if "$ref" in one["schema"]
-                )
-            ]
-            told += [_members(one["schema"]) for one in asked.values() if "$ref" not in one["schema"]]
-            rows = [
-                (
-                    f"{status} {kind}",
-                    _type(one.get("schema") or one.get("x-event-schema", {})),
-                    escape(answer["description"]),
-                )
-                for status, answer in answers
-                for kind, one in answer["content"].items()
-            ]
-            head = f"<b>{method.upper()} {escape(path)}</b> {escape(operation['summary'])}"
-            parts.append(f"<details><summary>{head}</summary>{''.join(told)}{_table(rows)}</details>")
+        for method, one in methods.items():
+            head = f"<summary><b>{method.upper()} {escape(path)}</b> {escape(one['summary'])}</summary>"
+            told = [_contents("body", one.get("requestBody", {})), _contents("answer", one["responses"]["200"])]
+            told.append(_table((status, "", escape(each["description"])) for status, each in one["responses"].items()))
+            parts.append(f"<details>{head}{''.join(told)}</details>")
     for name, schema in document["components"]["schemas"].items():
         parts.append(f'<h3 id="{escape(name)}">{escape(name)}</h3>{_members(schema)}')
     return HtmlPage("".join(parts), policy_of(_STYLE))
+
+
+def _contents(what: str, told: Mapping[str, Any]) -> str:
+    """The kinds of a body or an answer, each with its schema; a form with its members."""
+    schemas = {
+        kind: one.get("schema") or one.get("x-event-schema", {}) for kind, one in told.get("content", {}).items()
+    }
+    kinds = _table((f"{what} {kind}", _type(schema), "") for kind, schema in schemas.items())
+    return kinds + "".join(_members(schema) for schema in schemas.values() if "properties" in schema)
 
 
 def _members(schema: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def loggers() -> Iterator[None]:
 def test_all_lines_of_the_log_have_one_form(kind: str) -> None:
     """The access log, a traceback, a warning of Python's, and a path with a line end, which begins no line."""
     stream = io.StringIO()
-    log_to(logging.StreamHandler(stream), kind)
+    log_to(stream, kind)
     members = {
         "time": "T",
         "client": "::1",
