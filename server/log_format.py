@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from copy import copy
 from typing import TextIO
 
 ACCESS = "triolet.access"
@@ -28,11 +29,12 @@ class LogFormat(logging.Formatter):
             told = {"time": at, "level": record.levelname.lower(), "logger": record.name}
             told |= {"message": record.getMessage()} if access is None else access
             return json.dumps(told | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
-        if access is None:
-            return super().format(record)
-        first = " ".join(str(access.pop(name)) for name in ("method", "path", "status", "seconds"))
-        rest = " ".join(f"{name}={json.dumps(value)}" for name, value in access.items() if name != "time")
-        return f"{self.formatTime(record)} {record.levelname} {record.name}: {first.encode('unicode_escape').decode()} s {rest}"
+        if access is not None:
+            first = " ".join(str(access.pop(name)) for name in ("method", "path", "status", "seconds"))
+            rest = [f"{name}={json.dumps(value)}" for name, value in access.items() if name != "time"]
+            record = copy(record)  # other handlers get the object
+            record.msg, record.args = "%s s %s", (first.encode("unicode_escape").decode(), " ".join(rest))
+        return super().format(record)
 
 
 def log_to(stream: TextIO, kind: str) -> None:
