@@ -13,7 +13,7 @@ from nanovllm.sampling_params import SamplingParams
 from triolet_kit import EOS, Chunk, Limits, NewRequest, SchedulerDeclaration, Step
 
 DECLARED = SchedulerDeclaration(
-    steps_in_flight=1, items=False, priorities=False, aborts=False, decodes_all=True, page_size=2
+    steps_in_flight=1, items=False, priorities=False, aborts=False, decodes_all=True, page_sizes=(2, 4, 8)
 )
 
 

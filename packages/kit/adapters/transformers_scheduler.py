@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from triolet_kit import Chunk, Limits, NewRequest, SchedulerDeclaration, Step
 from triolet_kit.paged_device import EOS
 
-DECLARED = SchedulerDeclaration(steps_in_flight=1, items=False, priorities=False, fair=False, page_size=4)
+DECLARED = SchedulerDeclaration(steps_in_flight=1, items=False, priorities=False, fair=False, page_sizes=(4,))
 """The declaration. It is not ``fair``, since any request that fits is admitted, so that a large request waits while
 small ones come."""
 

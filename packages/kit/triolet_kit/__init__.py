@@ -14,11 +14,14 @@ from .schedulers import (
     NewRequest,
     Scheduler,
     SchedulerDeclaration,
+    SchedulerWorkload,
     Step,
     examine_scheduler,
+    play_scheduler,
     replay_scheduler,
 )
-from .steps import StepCache, StepDeclaration, examine_steps, replay_steps
+from .step_loop import StepLoop
+from .steps import StepCache, StepDeclaration, StepWorkload, examine_steps, play_steps, replay_steps
 
 __all__ = [
     "EOS",
@@ -33,12 +36,17 @@ __all__ = [
     "Replay",
     "Scheduler",
     "SchedulerDeclaration",
+    "SchedulerWorkload",
     "Severity",
     "Step",
     "StepCache",
     "StepDeclaration",
+    "StepLoop",
+    "StepWorkload",
     "examine_scheduler",
     "examine_steps",
+    "play_scheduler",
+    "play_steps",
     "replay_scheduler",
     "replay_steps",
 ]

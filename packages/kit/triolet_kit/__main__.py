@@ -45,12 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         declared = _declaration(declaration, given.declared)
         if given.replay is not None:
-            if given.ignore or given.emit_test is not None:
-                raise ValueError("--replay shows one workload; leave out --ignore and --emit-test, which need a search")
+            if given.ignore or given.must_happen or given.emit_test is not None:
+                options = "--ignore, --must-happen and --emit-test"
+                raise ValueError(f"--replay shows one workload; leave out {options}, which need a search")
             result = replay(make, declared, number=given.replay, seed=given.seed)
             _print(result, as_json=given.json)
             sys.exit(0 if result.broken is None else 1)
         options = {"seed": given.seed, "workloads": given.workloads, "ignore": given.ignore}
+        options |= {"must_happen": given.must_happen}
         findings = examine(make, declared, subject=given.factory, **options)
     except ValueError as error:
         parser.error(str(error))
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         except OSError as error:
             sys.exit(f"triolet-kit: {given.emit_test} cannot be written: {error}")
         sys.stderr.write(f"triolet-kit: wrote {len(findings)} regression tests into {given.emit_test}\n")
-    sys.exit(1 if findings else 0)
+    sys.exit(1 if findings or findings.missed else 0)
 
 
 def _print(result: Findings | Replay, *, as_json: bool) -> None:
@@ -107,6 +109,13 @@ def _parser() -> ArgumentParser:
         default=[],
         help="do not list findings of this name, which is PROMISE or PROMISE: KIND as in the report; may be repeated",
     )
+    add(
+        "--must-happen",
+        metavar="EVENT",
+        action="append",
+        default=[],
+        help="fail if this statistic, such as preemptions, stays zero; may be repeated",
+    )
     add("--json", action="store_true", help="print findings, seed and statistics as JSON")
     add("--emit-test", metavar="FILE", type=Path, help="write a regression test for each finding into FILE")
     return parser
@@ -115,9 +124,15 @@ def _parser() -> ArgumentParser:
 def _options(protocol: str, declaration: type[Any]) -> str:
     """Returns the declarations of a protocol, with their defaults."""
     defaults = {one.name: one.default for one in attrs.fields(declaration)}
-    words = {name: ("no", "yes")[value] if isinstance(value, bool) else value for name, value in defaults.items()}
+    words = {name: _word(value) for name, value in defaults.items()}
     told = [f"{name}={word}" for name, word in words.items()]
     return textwrap.fill(f"--declare, by default, for --protocol {protocol}: {', '.join(told)}", subsequent_indent="  ")
+
+
+def _word(value: object) -> object:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return ("no", "yes")[value] if isinstance(value, bool) else value
 
 
 def _positive(text: str) -> int:
@@ -167,6 +182,11 @@ def _value(given: str, value: str, default: object) -> Any:
         if not value.isdecimal():
             raise ValueError(f"--declare {given}: got {value!r}; allowed: an integer")
         return int(value)
+    if isinstance(default, tuple):
+        parts = value.split(",")
+        if not all(part.isdecimal() for part in parts):
+            raise ValueError(f"--declare {given}: got {value!r}; allowed: integers, as 1,2,4")
+        return tuple(map(int, parts))
     return value
 
 

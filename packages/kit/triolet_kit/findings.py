@@ -230,6 +230,8 @@ class Finding:
         words = re.findall(r"[a-z0-9]+", self.promise.name.lower())
         name = "_".join(["test", *words, *([str(number)] if number > 1 else [])])
         docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4)
+        if self.table.rows:
+            docstring += f"\n\n{self.table}\n"
         docstring = docstring.replace("\\", "\\\\").replace('"', '\\"')
         body = textwrap.indent(f'"""{docstring}"""\n{self.script.call(self.shrunk)}', "    ")
         return f"def {name}():\n{body}\n"
@@ -254,7 +256,8 @@ class Finding:
 class Findings:
     """All findings of a search through ``played`` workloads of ``seed``, the worst first. It is false if there are
     none. ``statistics`` counts the events of the workloads. ``ignored`` counts, by name, the workloads that ended with
-    a finding that was to be ignored.
+    a finding that was to be ignored. ``missed`` are the events that had to happen and never did, ``thin`` those that
+    happened so seldom that they are hardly checked.
     """
 
     found: tuple[Finding, ...]
@@ -262,6 +265,8 @@ class Findings:
     seed: int = 0
     statistics: Mapping[str, int] = field(factory=dict)
     ignored: Mapping[str, int] = field(factory=dict)
+    missed: tuple[str, ...] = ()
+    thin: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.found)
@@ -278,6 +283,13 @@ class Findings:
         told += [f"{number}. {finding}" for number, finding in enumerate(self.found, 1)]
         if self.statistics:
             told.append(counted("what happened", self.statistics))
+        if self.thin:
+            thin = counted("seldom or never", {name: self.statistics[name] for name in self.thin})
+            told.append(
+                f"{thin}\n  This is hardly checked: the adapter or a declaration may keep the kit away from it."
+            )
+        if self.missed:
+            told.append(f"must happen, and never did: {', '.join(self.missed)}")
         if self.ignored:
             told.append(counted(f"ignored {sum(self.ignored.values())}", self.ignored))
         return "\n\n".join(told)
@@ -290,6 +302,8 @@ class Findings:
             "findings": [finding.values() for finding in self.found],
             "ignored": dict(self.ignored),
             "statistics": dict(self.statistics),
+            "missed": self.missed,
+            "thin": self.thin,
         }
         return json.dumps(values, indent=2)
 
@@ -298,12 +312,14 @@ class Findings:
 
         Raises:
             BrokenPromise: there is a finding.
+            AssertionError: there is none, but something that must happen never did.
         """
         if self.found:
             worst = self.found[0]
             error = BrokenPromise(worst.promise, worst.what, worst.table, worst.kind)
             error.add_note(str(self))
             raise error
+        assert not self.missed, str(self)
 
     def tests(self) -> str:
         """Returns the source of a file with a regression test for each finding; empty if there is none."""

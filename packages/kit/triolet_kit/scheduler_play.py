@@ -88,9 +88,25 @@ COUNTED = (
     *("requests", "refused", "clients left", "storms"),
     *("steps", "steps beside another", "chunks", "tokens", "prefix hits", "preemptions", "encodings", "frees"),
 )
+RULED_OUT = {
+    "refused": "refuses",
+    "clients left": "aborts",
+    "storms": "fair",
+    "encodings": "items",
+    "frees": "items",
+}
+"""The statistics that stay zero if the declaration says no, and its argument."""
 METHODS = ("add_request", "schedule", "update", "finish")
 FEW = 20  # rows that show a wait
-IDLE = 3  # calls of schedule() without a plan or a step in flight, after which nobody can be served any more
+IDLE = 16  # turns without work or a step in flight, after which nobody can be served any more
+SHOWN = 3  # of these in a history
+
+
+def expected(declared: SchedulerDeclaration) -> tuple[str, ...]:
+    """Returns the statistics that the declaration does not rule out."""
+    alone = {"steps beside another"} if declared.steps_in_flight == 1 else set()
+    ruled_out = {name for name, option in RULED_OUT.items() if not getattr(declared, option)}
+    return tuple(name for name in COUNTED if name not in alone | ruled_out)
 
 
 class SchedulerPlay:
@@ -120,6 +136,7 @@ class SchedulerPlay:
         self.seen: set[int] = set()  # pages, by the scheduler's own numbers
         self.known: dict[str, int] = {}  # tokens of each request, including those that steps in flight will sample
         self.reached: dict[str, int] = {}  # the most positions of each request that steps have run
+        self.planned: dict[str, int] = {}  # the end of the last chunk of each request that was planned
         self.told = played.rows if played is not None and told else None
         self.stuck = 0  # steps in a row in which no request got further
         self.total = 0  # tokens of all requests
@@ -149,7 +166,6 @@ class SchedulerPlay:
     def ask(self, request: NewRequest) -> None:
         """Lets a client submit a request."""
         self.note("ask", request)
-        fits = self.fits(request)
         if self.told is not None:
             self.tell(describe(request))
         taken = self.scheduler.add_request(request)
@@ -157,10 +173,10 @@ class SchedulerPlay:
         if taken is False:
             if self.told is not None:
                 self.told[-1] = (describe(request), "refused", "")
-            if fits:
+            if self.fits(request, self.declared.headroom):
                 self.fail(REFUSED, f"{request.id} is refused, and it fits the pages and the room when it runs alone")
             return
-        if not fits:
+        if not self.fits(request):
             self.fail(STARVES, f"{request.id} can never fit, and is not refused: it would wait for ever", "too large")
         self.device.add(request)
         self.live[request.id] = request
@@ -168,10 +184,14 @@ class SchedulerPlay:
         self.reached[request.id] = 0
         self.total += len(request.tokens) + request.max_tokens
 
-    def fits(self, request: NewRequest) -> bool:
-        """Returns whether the request could run alone."""
-        pages = -(-(len(request.tokens) + request.max_tokens - 1) // self.limits.page_size)
+    def fits(self, request: NewRequest, headroom: int = 0) -> bool:
+        """Returns whether the request could run alone, and leave ``headroom`` for further tokens."""
+        pages = -(-(len(request.tokens) + request.max_tokens - 1 + headroom) // self.limits.page_size)
         return pages <= self.limits.pages and all(item.size <= self.limits.room for item in request.items)
+
+    def most_tokens(self) -> int:
+        """Returns how many tokens all pages hold, without those that the scheduler keeps free."""
+        return self.limits.pages * self.limits.page_size - self.declared.headroom
 
     def finish(self, request_id: str) -> None:
         """Lets the client of a request leave; the request may have ended already."""
@@ -192,11 +212,12 @@ class SchedulerPlay:
         self.tell("plan")
         step = checked(self.scheduler.schedule())
         if self.told is not None:
-            self.told[-1] = ("plan", "nothing" if step is None else describe_step(step), "")
+            self.told[-1] = ("plan", "nothing" if step is None else describe_step(step, self.planned), "")
         if step is None:
             return False
         self.count(steps=1, chunks=len(step.chunks), steps_beside_another=bool(self.flights))
         self.judge(step)
+        self.planned |= {chunk.request: chunk.start + chunk.length for chunk in step.chunks}
         self.flights.append(step)
         return has_work(step)
 
@@ -227,7 +248,7 @@ class SchedulerPlay:
             )
         for request_id in ended:
             self.end(request_id)
-        for request_id in tokens:
+        for request_id in tokens if not self.declared.discards else ():
             self.judge_end(request_id)
         return has_work(step)
 
@@ -262,11 +283,16 @@ class SchedulerPlay:
         tokens: list[int] = self.device.records[request_id].tokens
         return tokens[len(self.live[request_id].tokens) :]
 
-    def judge_end(self, request_id: str) -> None:
-        """Judges a request that the scheduler has not ended: the request must still lack tokens."""
+    def judge_end(self, request_id: str, position: int | None = None) -> None:
+        """Judges a request that the scheduler has not ended: the request must still lack tokens. If it may have lost
+        some, it has those before the ``position`` that it feeds next.
+        """
         if request_id not in self.live:
             return
-        got, most = self.got(request_id), self.live[request_id].max_tokens
+        request = self.live[request_id]
+        got, most = self.got(request_id), request.max_tokens
+        if position is not None:
+            got = got[: max(0, position + 1 - len(request.tokens))]
         if EOS in got:
             what = f"{request_id} has got the end-of-text ({EOS}), and is not said to end"
             self.fail(TERMINAL, what, "goes on after the end-of-text")
@@ -302,6 +328,8 @@ class SchedulerPlay:
         if chunk.length < 1 or chunk.start < 0 or stop > self.known[name]:
             what = f"positions {chunk.start} to {stop - 1} of {name}, which has {self.known[name]} tokens"
             self.fail(BALANCE, f"a step feeds {what}", "positions")
+        if self.declared.discards and not any(one.request == name for step in self.flights for one in step.chunks):
+            self.judge_end(name, chunk.start)
         if len(chunk.pages) * self.limits.page_size < stop:
             self.fail(BALANCE, f"{name} has pages {chunk.pages} for {stop} positions", "too few pages")
         self.seen.update(chunk.pages)
@@ -342,7 +370,10 @@ class SchedulerPlay:
         """
         idle = 0
         while self.live and idle < IDLE and self.stuck < 4 * self.total + 50:
+            rows = len(self.told or ())
             idle = 0 if self.turn() else idle + 1
+            if self.told is not None and idle > SHOWN:
+                del self.told[rows:]
         return idle
 
     def storm(self) -> None:
@@ -359,7 +390,7 @@ class SchedulerPlay:
             if not waiting:
                 return
             if len(self.live) - len(waiting) < 2:
-                self.ask(lasting(f"s{number}", min(4, self.limits.pages * self.limits.page_size), least))
+                self.ask(lasting(f"s{number}", min(4, self.most_tokens()), least))
                 number += 1
             self.turn()
         what = f"{', '.join(waiting)} wait while {number} requests that came later are served"
@@ -397,7 +428,7 @@ class SchedulerPlay:
         pages and for the whole room.
         """
         limits = self.limits
-        tokens = (5,) * (limits.pages * limits.page_size)
+        tokens = (5,) * self.most_tokens()
         self.serve_alone(NewRequest(id="all pages", tokens=tokens, max_tokens=1), before)
         if limits.room:
             whole = Item("whole", limits.room, 0, 1)

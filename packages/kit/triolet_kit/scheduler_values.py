@@ -5,6 +5,7 @@ own that have the same attributes.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -139,8 +140,10 @@ def has_work(step: Step) -> bool:
     return bool(step.chunks or step.frees or step.encodes)
 
 
-def describe_step(step: Step) -> str:
-    """Returns the work of a step in words."""
+def describe_step(step: Step, planned: Mapping[str, int]) -> str:
+    """Returns the work of a step in words. ``planned`` says how far each request was planned before: one that begins
+    earlier was preempted.
+    """
     if not has_work(step):
         return "a step without work"
     told = [f"frees {', '.join(step.frees)}"] if step.frees else []
@@ -148,5 +151,8 @@ def describe_step(step: Step) -> str:
     for chunk in step.chunks:
         samples = " and samples" if chunk.samples else ""
         pages = " ".join(map(str, chunk.pages))
-        told.append(f"{chunk.request}: {chunk.start}-{chunk.start + chunk.length - 1} in pages {pages}{samples}")
+        preempted = ", preempted before" if chunk.start < planned.get(chunk.request, 0) else ""
+        told.append(
+            f"{chunk.request}{preempted}: {chunk.start}-{chunk.start + chunk.length - 1} in pages {pages}{samples}"
+        )
     return "; ".join(told)

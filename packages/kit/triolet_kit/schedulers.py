@@ -36,7 +36,7 @@ from typing import Protocol
 from attrs import evolve
 
 from .findings import BrokenPromise, Findings, Replay, Script, short
-from .scheduler_play import COLUMNS, COUNTED, PROMISES, SchedulerPlay
+from .scheduler_play import COLUMNS, COUNTED, PROMISES, SchedulerPlay, expected
 from .scheduler_values import Chunk, Item, Limits, NewRequest, Step
 from .scheduler_workloads import SchedulerDeclaration, SchedulerWorkload, draw, simpler
 from .search import WORKLOADS, Played, Search, import_of, raised
@@ -68,7 +68,7 @@ class Scheduler(Protocol):
 
     def schedule(self) -> Step | None:
         """Plans the next step; ``None``: there is nothing to do now. The kit runs every planned step, even one without
-        work, and calls `update` with it. Three turns in a row without work, while no step is in flight, count as a
+        work, and calls `update` with it. Sixteen turns in a row without work, while no step is in flight, count as a
         standstill.
         """
         ...
@@ -88,6 +88,10 @@ class Scheduler(Protocol):
         """
         ...
 
+    # and, where the adapter has them:
+    # close(): the workload is over; a `StepLoop` ends its thread.
+    # events: how often what happened in the scheduler, by name; the search adds these to its statistics.
+
 
 MakeScheduler = Callable[[Limits], Scheduler]
 
@@ -100,6 +104,7 @@ def examine_scheduler(
     workloads: int = WORKLOADS,
     subject: str | None = None,
     ignore: Collection[str] = (),
+    must_happen: Collection[str] = (),
 ) -> Findings:
     """Looks for workloads that break the scheduler's promises. The same arguments give the same findings.
 
@@ -112,12 +117,14 @@ def examine_scheduler(
             defined.
         ignore: the names of findings that are only counted, ``"PROMISE"`` or ``"PROMISE: KIND"``. A workload ends with
             its first broken promise, also with an ignored one.
+        must_happen: the names of statistics, or of the adapter's own ``events``. If one of them never happens, the
+            search fails.
 
     Raises:
         ValueError: ``ignore`` names no promise.
     """
     search = _search(make, declared or SchedulerDeclaration(), subject)
-    return search.examine(seed=seed, workloads=workloads, ignore=ignore)
+    return search.examine(seed=seed, workloads=workloads, ignore=ignore, must_happen=must_happen)
 
 
 def replay_scheduler(
@@ -135,9 +142,9 @@ def _search(
     return Search(
         draw=partial(draw, declared),
         play=lambda workload, played: play_scheduler(make, workload, declared, played, told=told),
-        simpler=simpler,
+        simpler=partial(simpler, declared),
         script=Script(
-            "triolet_kit.schedulers",
+            "triolet_kit",
             names,
             line,
             "play_scheduler",
@@ -147,6 +154,7 @@ def _search(
         promises=PROMISES,
         columns=COLUMNS,
         counted=COUNTED,
+        expected=expected(declared),
     )
 
 
@@ -185,7 +193,19 @@ def play_scheduler(
 def _play(
     make: MakeScheduler, workload: SchedulerWorkload, declared: SchedulerDeclaration, played: Played, told: bool
 ) -> None:
-    play = SchedulerPlay(make(workload.limits), workload.limits, declared, played, told=told)
+    scheduler = make(workload.limits)
+    try:
+        _play_on(scheduler, workload, declared, played, told)
+    finally:
+        for name, count in dict(getattr(scheduler, "events", ())).items():
+            played.statistics[name] = played.statistics.get(name, 0) + count
+        getattr(scheduler, "close", int)()
+
+
+def _play_on(
+    scheduler: Scheduler, workload: SchedulerWorkload, declared: SchedulerDeclaration, played: Played, told: bool
+) -> None:
+    play = SchedulerPlay(scheduler, workload.limits, declared, played, told=told)
     for what, number in workload.operations:
         match what:
             case "ask":

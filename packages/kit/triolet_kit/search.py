@@ -42,6 +42,9 @@ WORKLOADS = 1000
 SHRINKS = 3000
 """The most workloads that are played to shrink one finding."""
 
+SELDOM = 20
+"""An event is thin if it happens less often than once in so many workloads."""
+
 _KIT = Path(__file__).parent
 _EXAMPLE = "step_engine.py"  # lies in the kit, and is a subject
 
@@ -76,6 +79,7 @@ class Search(Generic[W]):
         promises: the promises that may be ignored.
         columns: the columns of a history.
         counted: the names of the statistics.
+        expected: those of them that the declaration does not rule out.
     """
 
     draw: Callable[[random.Random], W]
@@ -85,10 +89,18 @@ class Search(Generic[W]):
     promises: tuple[Promise, ...]
     columns: tuple[str, ...] = ()
     counted: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
 
-    def examine(self, *, seed: int = 0, workloads: int = WORKLOADS, ignore: Collection[str] = ()) -> Findings:
+    def examine(
+        self,
+        *,
+        seed: int = 0,
+        workloads: int = WORKLOADS,
+        ignore: Collection[str] = (),
+        must_happen: Collection[str] = (),
+    ) -> Findings:
         """Plays ``workloads`` workloads. For each way in which a promise is broken, the first workload that does so is
-        shrunk. What is to be ignored is only counted.
+        shrunk. What is to be ignored is only counted, and what ``must_happen`` is missed if it never does.
 
         Raises:
             ValueError: ``ignore`` names no promise.
@@ -101,7 +113,7 @@ class Search(Generic[W]):
                 workload, played = self._drawn(seed, number), self._blank()
                 broken = self._broken(workload, played)
                 for name, count in played.statistics.items():
-                    statistics[name] += count
+                    statistics[name] = statistics.get(name, 0) + count
                 if broken is None or broken.name in found:
                     continue
                 if broken.name in ignore or broken.promise.name in ignore:
@@ -109,7 +121,15 @@ class Search(Generic[W]):
                     continue
                 found[broken.name] = self._finding(workload, number, broken, played.written_out)
         worst_first = sorted(found.values(), key=lambda finding: finding.promise.severity)
-        return Findings(tuple(worst_first), workloads, seed, statistics, dict(ignored))
+        return Findings(
+            tuple(worst_first),
+            workloads,
+            seed,
+            statistics,
+            dict(ignored),
+            missed=tuple(name for name in must_happen if not statistics.get(name)),
+            thin=tuple(name for name in self.expected if statistics[name] * SELDOM < workloads),
+        )
 
     def replay(self, number: int, *, seed: int = 0) -> Replay:
         """Plays workload ``number`` of ``seed`` alone, as it was drawn."""
@@ -196,7 +216,8 @@ def raised(error: Exception, table: Table) -> BrokenPromise:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     path = Path(frame.filename)
     ours = path.parent == _KIT and path.name != _EXAMPLE
-    what = f"{type(error).__name__}: {error} ({'/'.join(path.parts[-2:])}:{frame.lineno}, in {frame.name})"
+    told = str(error) or frame.line  # a bare assert says nothing else
+    what = f"{type(error).__name__}: {told} ({'/'.join(path.parts[-2:])}:{frame.lineno}, in {frame.name})"
     last = ["", what, *[""] * len(table.columns)][: len(table.columns)]
     return BrokenPromise(
         SPEAKS if ours else RAISES_NOTHING,

@@ -36,6 +36,15 @@ COUNTED = (
     *("preemptions", "frees", "failures", "releases", "ends", "resets", "closes"),
 )
 
+RULED_OUT = {
+    "never": "refuses",
+    "preemptions": "preempts_within_step",
+    "failures": "may_fail_after_plan",
+    "resets": "resets",
+    "closes": "closes",
+}
+"""The statistics that stay zero if the declaration says no, and its argument."""
+
 ROOM_IS_KEPT = Promise(
     "room is kept",
     Severity.CRASHES,

@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
-from .findings import BrokenPromise, Findings, Replay, Script, short
+from .findings import SPEAKS, BrokenPromise, Findings, Replay, Script, short
 from .search import WORKLOADS, Played, Search, import_of, raised
 from .step_declaration import StepDeclaration
-from .step_game import COLUMNS, COUNTED, PROMISES, StepGame
+from .step_game import COLUMNS, COUNTED, PROMISES, RULED_OUT, StepGame
 from .step_workloads import StepWorkload, draw_workload, simpler_workloads
+from .wrong_adapter import SCHEDULER
 
 __all__ = [
     "PROMISES",
@@ -110,7 +111,7 @@ def play_steps(
     played = played or Played(COLUMNS, COUNTED)
     sizes = dict(workload.sizes)
     try:
-        game = StepGame(make_cache(workload.room), workload.room, sizes, declared, played)
+        game = StepGame(_made(make_cache, workload.room), workload.room, sizes, declared, played)
         for name, arguments in workload.operations:
             getattr(game, name)(*arguments)
         if workload.ends and workload.hurried:
@@ -124,6 +125,16 @@ def play_steps(
         raise raised(error, played.table) from error
 
 
+def _made(make_cache: MakeStepCache, room: int) -> StepCache:
+    try:
+        return make_cache(room)
+    except AttributeError as error:
+        if not isinstance(error.obj, int):
+            raise
+        what = f"the cache is made with its room, an integer, and asks it for {error.name!r}. {SCHEDULER}"
+        raise BrokenPromise(SPEAKS, what, kind="made with a room") from error
+
+
 def examine_steps(
     make_cache: MakeStepCache,
     declared: StepDeclaration | None = None,
@@ -132,6 +143,7 @@ def examine_steps(
     workloads: int = WORKLOADS,
     subject: str | None = None,
     ignore: Collection[str] = (),
+    must_happen: Collection[str] = (),
 ) -> Findings:
     """Looks for workloads that break the promises of a `StepCache`.
 
@@ -144,12 +156,13 @@ def examine_steps(
             defined.
         ignore: the names of findings that are only counted, ``"PROMISE"`` or ``"PROMISE: KIND"``. A workload ends with
             its first broken promise, also with an ignored one.
+        must_happen: the names of statistics. If one of them stays zero, the search fails.
 
     Raises:
         ValueError: ``ignore`` names no promise.
     """
     search = _search(make_cache, declared or StepDeclaration(), subject)
-    return search.examine(seed=seed, workloads=workloads, ignore=ignore)
+    return search.examine(seed=seed, workloads=workloads, ignore=ignore, must_happen=must_happen)
 
 
 def replay_steps(
@@ -166,8 +179,9 @@ def _search(make_cache: MakeStepCache, declared: StepDeclaration, subject: str |
         draw=lambda chance: draw_workload(chance, declared),
         play=partial(play_steps, make_cache, declared),
         simpler=simpler_workloads,
-        script=Script("triolet_kit.steps", names, line, "play_steps", (factory, short(declared))),
+        script=Script("triolet_kit", names, line, "play_steps", (factory, short(declared))),
         promises=PROMISES,
         columns=COLUMNS,
         counted=COUNTED,
+        expected=tuple(name for name in COUNTED if getattr(declared, RULED_OUT.get(name, ""), True)),
     )

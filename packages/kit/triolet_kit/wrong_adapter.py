@@ -6,12 +6,17 @@ from typing import Any
 
 from .findings import SPEAKS, BrokenPromise
 
+SCHEDULER = "If it is a scheduler, examine it as one: examine_scheduler, or --protocol scheduler"
+"""What to do about a scheduler that was given as a cache manager."""
+
 
 def check_methods(adapter: Any, names: tuple[str, ...], protocol: str) -> None:
     """Raises `BrokenPromise` unless the adapter has these methods."""
     missing = [name for name in names if not callable(getattr(adapter, name, None))]
     if missing:
         what = f"{type(adapter).__name__} has no {', '.join(missing)}; see {protocol}"
+        if callable(getattr(adapter, "schedule", None)):
+            what += f". {SCHEDULER}"
         raise BrokenPromise(SPEAKS, what, kind=f"no {missing[0]}")
 
 
