@@ -165,10 +165,10 @@ class EngineConfig:
             begins with the same tokens, images and audio.
         chat_template: the text of a Jinja template that turns conversations into prompts, in place of the template of
             the checkpoint. The format of tool calls is then found in this text. ``None``: the checkpoint's own.
-        speculation: propose several draft tokens and check them in one step. The generated tokens stay the same, except
-            for ties that rounding decides, as in batches of other sizes. ``"auto"``: decoders on the CPU propose from
-            the text itself, while one sequence runs alone. A sequence whose draft tokens are wrong goes without them
-            for up to 15 tokens. ``None``: off.
+        speculation: propose several draft tokens and check them in one step. The generated tokens stay the same; if
+            torch computes the model, except for ties that rounding decides, as in batches of other sizes. ``"auto"``:
+            decoders on the CPU propose from the text itself, while one sequence runs alone. A sequence whose draft
+            tokens are wrong goes without them for up to 15 tokens. ``None``: off.
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, with a
             scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32

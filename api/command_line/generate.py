@@ -61,7 +61,7 @@ _SPECULATE = (
     "Propose up to N draft tokens a step, which saves time and leaves the text the same. 0: off. Default: 4 on the CPU."
 )
 _EXAMPLES = (
-    ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
+    ('triolet generate HuggingFaceTB/SmolLM2-135M-Instruct "Why is the sky blue?"', ""),
     ('triolet generate Qwen/Qwen2-VL-2B-Instruct "What is it?" --image cat.png', ""),
     ('triolet generate Qwen/Qwen3-0.6B "A cat, as JSON" --json-schema cat.json', ""),
     ('git diff | triolet generate Qwen/Qwen3-0.6B --system "Write a commit message."', "the prompt is piped in"),

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
 
 _EXAMPLES = (
     ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
-    ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
+    ('triolet generate HuggingFaceTB/SmolLM2-135M-Instruct "Why is the sky blue?"', ""),
     ("triolet transcribe --help", "each command has a help page of its own"),
     ("triolet doctor", "checks this machine"),
 )

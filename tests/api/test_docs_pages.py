@@ -43,6 +43,7 @@ PAGES = (*ENGINES, "without_a_loop", "features", "migration")
 PIECE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 MODELS = {  # real models that programs open, and the small checkpoints in their places
     "Qwen/Qwen3-0.6B": "qwen3",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "qwen3",
     "Qwen/Qwen2-VL-2B-Instruct": "qwen2_vl",
     "BAAI/bge-small-en-v1.5": "bert",
     "cardiffnlp/twitter-roberta-base-sentiment-latest": "bert_classifier",
