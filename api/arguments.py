@@ -1,15 +1,21 @@
-"""The keyword arguments of `Engine`'s methods, for type checkers."""
+"""The keyword arguments of `Engine`'s methods, for type checkers, and for `help`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from inspect import Parameter, isfunction, signature
+from typing import Any, TypedDict, TypeVar
+
+from attrs import AttrsInstance, fields
 
 from ..core.request import SamplingParams, Structure
 from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
 from .inputs.messages import Message
+from .inputs.prompts import Query
+from .live.options import LiveOptions
 from .outputs.results import Turn
+from .speech.options import TranscribeOptions
 from .speech.speakers import AudioDiarizer
 from .speech.voice import VoiceActivity
 from .speech.word_aligner import WordAligner
@@ -121,3 +127,29 @@ class LiveArguments(_SpeechArguments, total=False):
     step: float
     endpoint_silence: float
     max_backlog: float
+
+
+_Class = TypeVar("_Class")
+_KEYWORDS: dict[str, tuple[Any, tuple[type[AttrsInstance], ...], dict[str, Any]]] = {
+    # by the annotation of `**options`: the types, the classes that have their defaults, and other defaults
+    "Unpack[GenerateArguments]": (GenerateArguments, (SamplingParams, Query), {"sampling": None}),
+    "Unpack[TranscribeArguments]": (TranscribeArguments, (TranscribeOptions,), {"known_speakers": {}}),
+    "Unpack[LiveArguments]": (LiveArguments, (TranscribeOptions, LiveOptions), {"beam_size": 1}),
+}
+
+
+def spelled_out(made: type[_Class]) -> type[_Class]:
+    """Decorates a class: in the place of ``**options`` of its methods, `help` shows each keyword and its default."""
+    for method in filter(isfunction, vars(made).values()):
+        before = signature(method)
+        *given, last = before.parameters.values()
+        if last.annotation not in _KEYWORDS:
+            continue
+        typed, explained, others = _KEYWORDS[last.annotation]
+        defaults = {one.name: one.default for each in explained for one in fields(each)} | others
+        for name, kind in typed.__annotations__.items():
+            if name not in before.parameters:
+                text = kind.__forward_arg__
+                given.append(Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=text))
+        setattr(method, "__signature__", before.replace(parameters=given))  # noqa: B010  (mypy knows no such member)
+    return made

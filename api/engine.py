@@ -19,7 +19,7 @@ from ..core.errors import EngineStateError, InvalidRequest
 from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..models.memory.allocator import trim
-from .arguments import GenerateArguments, LiveArguments, TranscribeArguments
+from .arguments import GenerateArguments, LiveArguments, TranscribeArguments, spelled_out
 from .hosts.current import Host, current_host
 from .hosts.portal_stream import PortalDeltas, PortalLive, PortalSegments
 from .hosts.state import State
@@ -39,6 +39,7 @@ from .speech.speakers import DiarizeQuery
 from .speech.transcription import SegmentStream
 
 
+@spelled_out
 class Engine:
     """An inference engine that lives as long as its ``async with`` block.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,24 @@ LIVE = {*fields_dict(LiveOptions), *OF_TRANSCRIPTIONS} - {"rate", "transcribe"}
 )
 def test_every_option_is_typed_and_no_other(typed: Any, taken: set[str]) -> None:
     assert set(typed.__annotations__) == taken
+
+
+@pytest.mark.parametrize(
+    ("method", "typed", "default"),
+    [
+        ("generate", GenerateArguments, ("sampling", None)),
+        ("stream", GenerateArguments, ("temperature", 0.0)),
+        ("transcribe", TranscribeArguments, ("known_speakers", {})),
+        ("stream_transcription", TranscribeArguments, ("timestamps", "segment")),
+        ("live", LiveArguments, ("beam_size", 1)),
+    ],
+)
+def test_help_shows_every_option_with_its_type_and_default(method: str, typed: Any, default: tuple[str, Any]) -> None:
+    shown = inspect.signature(getattr(Engine, method)).parameters
+    assert shown.keys() >= typed.__annotations__.keys() | {"self", "wait"}
+    assert {one.kind for one in shown.values()} <= {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+    assert shown[default[0]].default == default[1]
+    assert all(one.annotation for name, one in shown.items() if name != "self")
 
 
 def test_every_option_of_a_transcription_is_explained_wherever_it_is_taken() -> None:
