@@ -90,7 +90,7 @@ class ModelSpec:
 
     @property
     def abilities(self) -> tuple[str, ...] | None:
-        """What the model seems to do, by its files: ``transcribe``, ``chat`` or nothing; ``None``: they are not on this
+        """What the model seems to do, by its files: ``transcribe`` (with ``words``), ``chat`` or nothing; ``None``: they are not on this
         machine, or cannot be read. A loaded model says it for certain."""
         from ..models.checkpoints.files import converses, folder_here, read_config
         from ..models.speech.names import MODEL_TYPES
@@ -99,8 +99,9 @@ class ModelSpec:
             folder = folder_here(self.model) if self._parts is None else None
             if folder is None:
                 return None
-            if read_config(folder).get("model_type") in MODEL_TYPES:
-                return ("transcribe",)
+            kind = read_config(folder).get("model_type")
+            if kind in MODEL_TYPES:
+                return ("transcribe", "words") if kind == "whisper" else ("transcribe",)
             return ("chat",) if self.config.chat_template is not None or converses(folder) else ()
         except CheckpointError:  # a load tells it
             return None

@@ -88,7 +88,7 @@ def test_the_state_comes_first_then_figures_and_changes(models: dict[str, str], 
         assert first["type"] == "state"
         assert figures["type"] == "figures"
         can = {name: one["can"] for name, one in figures["models"].items()}
-        assert can == {"whisper": ["transcribe"], "bert": []}, "by their files"
+        assert can == {"whisper": ["transcribe", "words"], "bert": []}, "by their files"
         named = {"x-request-id": "mine"}
         text = client.audio.transcriptions.create(model="whisper", file=speech, extra_headers=named).text
         seen = until_ended(events, "whisper", "mine")

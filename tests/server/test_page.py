@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import socket
@@ -68,13 +69,27 @@ def test_a_file_gives_its_text_and_is_seen_as_a_lane_and_in_the_encoder_cache(pa
     expect(page.locator("#speech-list .text")).to_have_text(SENTENCE)
     expect(page.locator("#speech-list .state")).to_have_text(re.compile(r"took [\d.]+ m?s"))
     lane = page.locator("#requests-lanes .row.own")
-    expect(lane.locator(".name")).to_have_text(re.compile("page-[0-9a-f]{10}"))
+    expect(lane.locator(".name")).to_have_text(speech.name)
     expect(lane.locator(".model")).to_have_text("whisper")
     expect(lane.locator(".count")).to_have_text(re.compile(r"\d+ tok"))
     expect(lane.locator(".state")).to_contain_text("finished")
     expect(page.locator("#cache-states")).to_contain_text(re.compile(r"idle\s*1 entry\s*750 KiB"))
     expect(page.locator("#figure-cache .value")).to_have_text("750 KiB")
+    page.reload()
+    expect(lane).to_contain_text(speech.name)  # the server tells what has ended, and the tab knows what is its own
+    expect(lane).to_contain_text("finished")
     assert page.evaluate(_DRAWN, "#requests-lanes .bars") > 0
+
+
+def test_each_box_offers_what_can_answer_there_and_the_words_of_engines_are_a_click_away(page: Any) -> None:
+    """Also while no model is loaded."""
+    assert page.locator("#speech-model option").all_text_contents() == ["whisper", "whisper_random"]
+    assert page.locator("#chat-model option").all_text_contents() == ["llama", "qwen3", "qwen2_vl", "qwen2_audio"]
+    expect(page.locator("#figure-slots")).to_be_hidden()
+    expect(page.locator("#requests-legend")).not_to_contain_text("suspected")
+    page.click("#inside summary")
+    expect(page.locator("#figure-slots")).to_be_visible()
+    expect(page.locator("#requests-legend")).to_contain_text("suspected")
 
 
 def test_an_encoder_output_is_seen_to_its_end(service: Served, page: Any) -> None:
@@ -95,11 +110,11 @@ def test_what_began_before_the_page_was_opened_is_there(opened: Opened, service:
     tell(service, "llama", e.RequestQueued("earlier/1"))
     with opened(service.url) as page:
         row = page.locator("#requests-lanes .row", has_text="earlier")
-        expect(row).to_contain_text("queued")
+        expect(row).to_contain_text("waiting")
         tell(service, "llama", e.RequestStarted("earlier/1", 3))
         expect(row).to_contain_text("reading")
         tell(service, "llama", e.RequestEnded("earlier/1", "aborted"))
-        expect(row).to_contain_text("aborted")
+        expect(row).to_contain_text("stopped")
 
 
 def test_a_failure_is_shown_with_its_text(service: Served, page: Any) -> None:
@@ -173,6 +188,21 @@ def test_a_file_is_dropped_and_a_word_plays_the_recording_from_where_it_is_said(
     begin = float(word.get_attribute("data-start"))
     assert page.evaluate("document.querySelector('#speech-list audio').currentTime") >= begin
     expect(page.locator("#speech-list .word.now").first).to_be_visible()
+    expect(item.get_by_role("button", name="Copy")).to_be_visible()
+    with page.expect_download() as saved:
+        item.get_by_role("link", name="SRT").click()
+    assert saved.value.suggested_filename == "dropped.srt"
+    lines = Path(saved.value.path()).read_text(encoding="utf-8").split("\n")
+    assert re.fullmatch(r"00:00:0\d,\d{3} --> 00:00:0\d,\d{3}", lines[1])
+    assert (lines[0], lines[2]) == ("1", SENTENCE)
+
+
+def test_a_file_that_is_cut_short_says_so_beside_its_text(page: Any, speech: Path) -> None:
+    data = speech.read_bytes()
+    page.set_input_files("#speech-file", {"name": "cut.flac", "mimeType": "", "buffer": data[: len(data) // 2]})
+    item = page.locator("#speech-list li", has_text="cut.flac")
+    expect(item.locator(".state")).to_contain_text(re.compile(r"took .*, \d warning"))
+    expect(item.locator(".warning").first).to_contain_text("cut short")
 
 
 def test_a_file_that_is_no_audio_says_why(opened: Opened, service: Served, tmp_path: Path) -> None:
@@ -183,6 +213,8 @@ def test_a_file_that_is_no_audio_says_why(opened: Opened, service: Served, tmp_p
         expect(page.locator("#speech-list .problem")).to_contain_text("audio")
         expect(page.locator("#speech-list .state")).to_have_text("failed")
         expect(page.locator("#failures-list")).to_contain_text("audio")  # which no engine has heard of
+        expect(page.locator("#figure-requests dd").nth(1)).not_to_have_text("0")
+        expect(page.locator("#speech-list audio")).to_have_count(0)
 
 
 def test_a_conversation_goes_on_with_what_was_said(page: Any) -> None:
@@ -199,6 +231,13 @@ def test_a_conversation_goes_on_with_what_was_said(page: Any) -> None:
         assert (body["max_completion_tokens"], body["temperature"]) == (6, 0.7)
     page.click("#chat-clear")
     expect(page.locator("#chat-log .message")).to_have_count(0)
+
+
+def wave_of(samples: int) -> bytes:
+    """A file of silence."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(samples, np.float32), 16_000, format="WAV")
+    return file.getvalue()
 
 
 @contextmanager
@@ -236,13 +275,13 @@ def test_the_place_to_write_stays_in_view_however_long_the_answer_is(
     opened: Opened, service: Served, width: int, height: int
 ) -> None:
     with answered(opened, service, "a line\n\n" * 200, viewport={"width": width, "height": height}) as page:
-        box = page.locator("#chat-text").bounding_box()
-        assert box["y"] + box["height"] <= height, "before anything is asked"
+        silent = {"name": "silent.wav", "mimeType": "audio/wav", "buffer": wave_of(16_000)}
+        page.set_input_files("#speech-file", [silent] * 4)
         page.click("#chat-send")
         expect(page.locator("#chat-log .note")).to_be_visible()
-        page.locator("#chat-text").scroll_into_view_if_needed()
-        box = page.locator("#chat-text").bounding_box()
-        assert box["y"] + box["height"] <= height
+        expect(page.locator("#speech-list li", has_text="took")).to_have_count(4)
+        expect(page.locator("#chat-send")).to_be_in_viewport(ratio=1)
+        expect(page.locator("#chat-text")).to_be_in_viewport(ratio=1)
         assert page.evaluate("document.querySelector('#chat-log').clientHeight") <= height / 2
 
 
@@ -280,7 +319,7 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(opened: Opened, models: dict[s
             expect(page.locator("#key-dialog")).to_be_visible()
             page.fill("#key-field", "wrong")
             page.keyboard.press("Enter")
-            expect(page.locator("#key-fault")).to_contain_text("wrong")
+            expect(page.locator("#key-fault")).to_contain_text("does not know this key")
             page.fill("#key-field", "sesame")
             page.keyboard.press("Enter")
             expect(page.locator("#connection")).to_have_text("live")
@@ -297,6 +336,7 @@ def test_what_is_spoken_comes_as_text(page: Any) -> None:
     page.click("#speech-microphone")
     expect(page.locator("#speech-microphone")).to_have_text("Stop")
     expect(page.locator("#speech-list .text")).to_contain_text("temperature in the cellar")
+    expect(page.locator("#requests-lanes .row.own", has_text="Microphone")).to_have_count(1)
     page.click("#speech-microphone")
     expect(page.locator("#speech-microphone")).to_have_text("Speak")
     expect(page.locator("#speech-list .state")).to_have_text("")
@@ -353,6 +393,7 @@ def test_nothing_is_cut_off_or_lies_on_something_else(opened: Opened, service: S
         tell(service, "llama", e.RequestEnded(names[0], "failed", f"PoisonRequest: {long * 3}"))
         expect(page.locator("#failures-list")).to_contain_text("Poison")
         expect(page.locator("#requests-lanes .row.active")).to_have_count(11)
+        page.click("#inside summary")
         assert page.evaluate(_TOO_WIDE) == []
         assert page.evaluate(_OVERLAPS) == []
         light = page.evaluate("getComputedStyle(document.body).color.match(/[0-9]+/g).every((part) => part > 128)")
@@ -393,10 +434,10 @@ _FRAMES = """
 })
 """
 
-# what is wider than its place, but for texts that are cut off on purpose
+# what is wider than its place, but for texts that are cut off on purpose, and models, which a phone shows in a row
 _TOO_WIDE = """
 () => [...document.querySelectorAll("html, body *")]
-  .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1)
+  .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1 && !one.matches(".models"))
   .filter((one) => getComputedStyle(one).textOverflow !== "ellipsis" && getComputedStyle(one).display !== "inline")
   .map((one) => `${one.tagName} ${one.id} ${one.className}`)
 """

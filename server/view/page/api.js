@@ -1,6 +1,7 @@
 /** Requests to this server, with the key. */
 
 const PLACE = "triolet-key";
+const NO_KEY = "The server does not know this key. Check it, or ask whoever runs the server.";
 
 /** What the server answers to a request that it does not do. */
 export class Problem extends Error {
@@ -21,6 +22,7 @@ export function setKey(value) {
 export async function ask(path, { headers = {}, ...rest } = {}) {
   const secret = key() ? { authorization: `Bearer ${key()}` } : {};
   const response = await fetch(path, { cache: "no-store", ...rest, headers: { ...headers, ...secret } });
+  if (response.status === 401) throw new Problem(401, NO_KEY);
   if (!response.ok) throw new Problem(response.status, await messageOf(response));
   return response;
 }
@@ -42,15 +44,32 @@ export const askJson = (path, body, { headers = {}, ...rest } = {}) =>
     ...rest,
   });
 
-const OWN = "page-";
+const OF_PAGES = "page-";
+const OWN_PLACE = "triolet-own";
+const MOST_OWN = 100;
+let ownTitles = null; // of the requests of this tab, by their names; read when they are first needed
 
-/** A name for a request of this page, by which its lane is found. */
-export function newRequestId() {
-  const random = crypto.getRandomValues(new Uint8Array(5));
-  return OWN + Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
+const own = () => (ownTitles ??= new Map(JSON.parse(sessionStorage.getItem(OWN_PLACE) ?? "[]")));
+
+/** Remembers that a request is of this tab, and what it is called there, until the tab is closed. */
+export function rememberOwn(name, title) {
+  own().set(name, title);
+  sessionStorage.setItem(OWN_PLACE, JSON.stringify([...own()].slice(-MOST_OWN)));
 }
 
-export const isOwnRequest = (id) => id.startsWith(OWN);
+/** What a request of this tab is called; nothing where it is of others. */
+export const ownTitle = (name) => own().get(name);
+
+/** A name for a new request of this tab, by which its lane is found. */
+export function newRequestName(title) {
+  const random = crypto.getRandomValues(new Uint8Array(5));
+  const name = OF_PAGES + Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  rememberOwn(name, title);
+  return name;
+}
+
+/** Whether a request is of a page, here or elsewhere: nobody else has its name. */
+export const isOfPage = (name) => name.startsWith(OF_PAGES);
 
 /** Why something failed, in words; nothing where it was called off here. */
 export function reasonOf(error) {

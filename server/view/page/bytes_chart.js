@@ -74,10 +74,10 @@ export class BytesChart {
 export class StateList {
   constructor(place, palette) {
     this.texts = {};
-    for (const [state, { says, means, ...look }] of Object.entries(ENTRY_STATES)) {
+    for (const [state, { means, ...look }] of Object.entries(ENTRY_STATES)) {
       this.texts[state] = [element("dd"), element("dd")];
       place.append(
-        element("div", { title: means }, element("dt", {}, swatch(palette, look), says), ...this.texts[state]),
+        element("div", { title: means }, element("dt", {}, swatch(palette, look), state), ...this.texts[state]),
       );
     }
   }

@@ -1,7 +1,7 @@
 /** The box to chat: a conversation with a model that generates text, with images where it reads them. */
 
-import { askJson, newRequestId, reasonOf } from "./api.js";
-import { byId, element, tellProblem, write } from "./dom.js";
+import { askJson, newRequestName, reasonOf } from "./api.js";
+import { byId, copyButton, element, tellProblem, write } from "./dom.js";
 import { eventsOf } from "./event_reader.js";
 import { plural, rate, seconds } from "./format.js";
 import { rendered } from "./markdown.js";
@@ -48,7 +48,7 @@ export class Chat {
   }
 
   #seesImages() {
-    return this.models.models?.get(this.model.value)?.about?.can.includes("image") ?? false;
+    return this.models.models?.get(this.model.value)?.can?.includes("image") ?? false;
   }
 
   #begin() {
@@ -113,7 +113,7 @@ export class Chat {
 
   /** Whether there is an answer, or a part of one. */
   async #answer(answer) {
-    const id = newRequestId();
+    const id = newRequestName("Chat");
     this.#run(new AbortController());
     try {
       for await (const told of this.#told(id, this.control.signal)) answer.hear(told);
@@ -193,9 +193,7 @@ class Answer {
     cancelAnimationFrame(this.frame);
     this.#draw();
     if (!this.text) return;
-    const copy = element("button", { type: "button", className: "quiet", on: { click: () => this.#copy(copy) } }, "Copy");
-    copy.hidden = !navigator.clipboard; // pages from https and localhost alone have it
-    this.place.after(element("p", { className: "note" }, this.pace.words(), " ", copy));
+    this.place.after(element("p", { className: "note" }, this.pace.words(), " ", copyButton(() => this.text)));
     this.log.scrollTop = this.log.scrollHeight;
   }
 
@@ -204,11 +202,6 @@ class Answer {
     const isAtEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
     this.place.replaceChildren(...rendered(this.text));
     if (isAtEnd) this.log.scrollTop = this.log.scrollHeight; // who has scrolled up reads on there
-  }
-
-  async #copy(button) {
-    await navigator.clipboard.writeText(this.text);
-    write(button, "Copied");
   }
 }
 

@@ -26,3 +26,16 @@ export function tellProblem(place, text) {
 }
 
 export const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** Whether the inside of the engines is shown, and with it their own words. */
+export const isExact = () => byId("inside").open;
+
+/** A button that copies what `read` gives. Browsers give a clipboard to pages from https and localhost alone. */
+export function copyButton(read) {
+  const button = element("button", { type: "button", className: "quiet", hidden: !navigator.clipboard }, "Copy");
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(read());
+    write(button, "Copied");
+  });
+  return button;
+}

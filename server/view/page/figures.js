@@ -1,17 +1,17 @@
 /** The figures above the lanes: rates with the last minute behind them, counts, and shares of what there is. */
 
 import { element, write } from "./dom.js";
-import { bytes, percent, rate, whole } from "./format.js";
-import { ENDS, ENTRY_STATES, endSwatch, prepared, swatch } from "./paint.js";
+import { bytes, percent, plural, rate, whole } from "./format.js";
+import { ENDS, ENTRY_STATES, endSwatch, prepared, swatch, wordFor } from "./paint.js";
 import { growth, sum } from "./world.js";
 
 const PAGE_PARTS = {
-  used: { colour: "write", striped: false, says: "used" },
-  cached: { colour: "keep", striped: false, says: "cached" },
+  used: { colour: "write", striped: false },
+  cached: { colour: "keep", striped: false },
 };
 const SLOT_PARTS = {
-  used: { colour: "write", striped: false, says: "used" },
-  idle: { colour: "keep", striped: false, says: "idle" },
+  used: { colour: "write", striped: false },
+  idle: { colour: "keep", striped: false },
 };
 
 /** A figure with its name, a line of small print, and a canvas. */
@@ -46,7 +46,7 @@ class RateTile extends Tile {
   update(samples, shown) {
     const rates = samples.map((_, index) => growth(samples, index, shown, this.read));
     const most = Math.max(...rates, 0);
-    this.tell(rate(rates.at(-1) ?? 0), "a second", `most ${rate(most)}`);
+    this.tell(rate(rates.at(-1) ?? 0), "a second", most ? `most ${rate(most)}` : "");
     this.#draw(samples, rates, most);
   }
 
@@ -118,10 +118,14 @@ export class Figures {
     this.requests = new Tile("figure-requests", "Requests", palette);
     this.ended = {};
     const rows = Object.keys(ENDS).map((outcome) => {
-      this.ended[outcome] = element("dd");
-      return element("div", {}, element("dt", {}, endSwatch(palette, outcome), outcome), this.ended[outcome]);
+      this.ended[outcome] = [element("span"), element("dd")];
+      return element("div", {}, element("dt", {}, endSwatch(palette, outcome), this.ended[outcome][0]), this.ended[outcome][1]);
     });
     this.requests.canvas.replaceWith(element("dl", { className: "ended" }, ...rows));
+    this.memory = new Tile("figure-memory", "Memory", palette);
+    this.memory.canvas.remove();
+    this.engines = new Tile("figure-engines", "In the engines", palette);
+    this.engines.canvas.remove();
     this.pages = new ShareTile("figure-pages", "Pages", palette, PAGE_PARTS);
     this.slots = new ShareTile("figure-slots", "Cross slots", palette, SLOT_PARTS);
     this.cache = new ShareTile("figure-cache", "Encoder cache", palette, ENTRY_STATES, { isListed: false });
@@ -133,7 +137,9 @@ export class Figures {
     const of = (read) => sum(models, shown, read);
     this.tokens.update(samples, shown);
     this.steps.update(samples, shown);
-    this.#requests(models, shown, of);
+    this.#requests(Object.entries(models).flatMap(([name, one]) => (shown(name) ? [one] : [])));
+    const steps = `${whole(of((one) => one.waiting))} waiting, ${whole(of((one) => one.preemptions))} preempted so far`;
+    this.engines.tell(whole(of((one) => one.running)), "running", steps);
     this.pages.update(
       { used: of((one) => one.pages[0] - one.pages[1]), cached: of((one) => one.pages[2]) },
       of((one) => one.pages[0]),
@@ -147,11 +153,18 @@ export class Figures {
     this.#cache(of);
   }
 
-  #requests(models, shown, of) {
-    const ended = (outcome) =>
-      Object.entries(models).reduce((total, [name, one]) => total + (shown(name) ? (one.ended[outcome] ?? 0) : 0), 0);
-    this.requests.tell(whole(of((one) => one.running)), `running, ${whole(of((one) => one.waiting))} waiting`, "");
-    for (const [outcome, place] of Object.entries(this.ended)) write(place, whole(ended(outcome)));
+  /** Requests as their clients count them, since the server began; and what the models take. */
+  #requests(models) {
+    const of = (read) => models.reduce((all, one) => all + read(one), 0);
+    const waiting = of((one) => one.waiting);
+    this.requests.tell(whole(of((one) => one.users)), waiting ? `now, ${whole(waiting)} waiting for a model` : "now", "");
+    for (const [outcome, [name, count]] of Object.entries(this.ended)) {
+      write(name, wordFor(outcome));
+      write(count, whole(of((one) => one.ended[outcome] ?? 0)));
+    }
+    const loaded = models.filter((one) => one.engine);
+    const total = loaded.reduce((all, one) => all + one.bytes, 0);
+    this.memory.tell(total ? bytes(total) : "–", "", total ? `${plural(loaded.length, "model")} loaded` : "no model is loaded");
   }
 
   #cache(of) {

@@ -26,3 +26,11 @@ export function rate(count) {
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
 export const plural = (count, word, one = "", many = "s") => `${whole(count)} ${word}${count === 1 ? one : many}`;
+
+const srtTime = (count) => new Date(Math.round(count * 1000)).toISOString().slice(11, 23).replace(".", ",");
+
+/** Subtitles: a number, the times and the text of each piece. */
+export const subtitles = (pieces) =>
+  pieces
+    .map(({ start, end, text }, at) => `${at + 1}\n${srtTime(start)} --> ${srtTime(end)}\n${text.trim()}\n`)
+    .join("\n");

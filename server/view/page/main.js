@@ -1,6 +1,6 @@
 /** Puts the page together. */
 
-import { isOwnRequest, key, setKey } from "./api.js";
+import { key, ownTitle, setKey } from "./api.js";
 import { BytesChart, StateList } from "./bytes_chart.js";
 import { Chat } from "./chat.js";
 import { byId, element, isCalm, tellProblem, write } from "./dom.js";
@@ -8,14 +8,18 @@ import { Figures } from "./figures.js";
 import { bytes, plural, seconds } from "./format.js";
 import { follow } from "./live.js";
 import { Models } from "./models.js";
-import { ENDS, ENTRY_STATES, legend, Palette, REQUEST_STAGES } from "./paint.js";
+import { ENDS, ENTRY_STATES, legend, Palette, REQUEST_STAGES, wordFor } from "./paint.js";
 import { Speech } from "./speech.js";
 import { Timeline } from "./timeline.js";
 import { fail, requestName, World } from "./world.js";
 
+const NOTHING = "No request yet. Drop a recording, or write a message: its bar shows here what becomes of it.";
+const LOADING = "A model is being loaded; then the bars of its requests begin here.";
 const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
 const FRAME = 30; // milliseconds
 const CALM_FRAME = 1000;
+const IS_NARROW = matchMedia("(max-width: 640px)").matches;
+const SPAN = IS_NARROW ? 30 : 60; // seconds that the lanes show
 const HINT = matchMedia("(hover: none)").matches
   ? "Touch a bar to read all about a request."
   : "Point at a bar, or walk the lanes with the arrow keys, to read all about a request.";
@@ -41,18 +45,22 @@ class Clock {
 }
 
 const stageList = (track, now, stages) =>
-  [...track.spent(now)].map(([stage, spent]) => `${stages[stage]?.says ?? stage} ${seconds(spent)}`).join(", ");
+  [...track.spent(now)].map(([stage, spent]) => `${wordFor(stage, stages)} ${seconds(spent)}`).join(", ");
+
+const titleOf = (id) => ownTitle(requestName(id));
+const shownName = (id) => titleOf(id) ?? requestName(id);
 
 function describeWork(track, now) {
   const spent = seconds((track.to ?? Math.max(now, track.from)) - track.from);
-  const state = track.isActive ? (REQUEST_STAGES[track.stage]?.says ?? track.stage) : track.outcome;
-  return [requestName(track.id), track.model, track.tokens ? `${track.tokens} tok` : "", `${state} ${spent}`];
+  const isPast = !track.isActive && track.to < now - SPAN; // no bar is left of it
+  const state = `${wordFor(track.stage, REQUEST_STAGES)} ${isPast ? `${seconds(now - track.to)} ago` : spent}`;
+  return [shownName(track.id), track.model, track.tokens ? `${track.tokens} tok` : "", state];
 }
 
 function explainWork(track, now) {
   const parts = [`${requestName(track.id)} (${track.model})`, stageList(track, now, REQUEST_STAGES)];
   if (track.tokens) parts.push(plural(track.tokens, "token"));
-  if (!track.isActive) parts.push(`${track.outcome}${track.error ? `: ${track.error}` : ""}`);
+  if (!track.isActive) parts.push(`${wordFor(track.outcome)}${track.error ? `: ${track.error}` : ""}`);
   return parts.join(" · ");
 }
 
@@ -73,7 +81,10 @@ class Page {
     this.models = new Models(() => this.#chosen());
     this.figures = new Figures(palette);
     this.bytes = new BytesChart(byId("cache-bytes"), palette);
-    byId("requests-legend").append(...legend(palette, REQUEST_STAGES, Object.keys(ENDS)));
+    this.tellWords = () =>
+      byId("requests-legend").replaceChildren(...legend(palette, REQUEST_STAGES, Object.keys(ENDS)));
+    this.tellWords();
+    byId("inside").addEventListener("toggle", () => this.tellWords());
     this.states = new StateList(byId("cache-states"), palette);
     this.works = new Timeline({
       ...places("requests"),
@@ -81,12 +92,12 @@ class Page {
       stages: REQUEST_STAGES,
       describe: describeWork,
       explain: explainWork,
-      least: 10,
+      least: IS_NARROW ? 3 : 6,
       most: 64,
       title: "Requests, by lane",
       hint: HINT,
-      nothing: "No request in the last minute. Drop a recording, or write a message.",
-      isOwn: (track) => isOwnRequest(track.id),
+      nothing: NOTHING,
+      isOwn: (track) => titleOf(track.id) !== undefined,
     });
     this.entries = new Timeline({
       ...places("cache"),
@@ -98,7 +109,7 @@ class Page {
       most: 64,
       title: "Encoder outputs, by lane",
       hint: "Each line is one encoder output. It ends when its bytes are free again.",
-      nothing: "No encoder output in the last minute.",
+      nothing: "No recording or image was encoded in the last minute.",
     });
     const failed = (...failure) => this.#failed(...failure);
     this.speech = new Speech(this.models, failed);
@@ -130,6 +141,7 @@ class Page {
     const now = this.clock.now;
     this.figures.update(world.samples, models.shown);
     this.bytes.update(world.samples, models.shown);
+    this.works.nothing = [...world.models.values()].some(({ waiting }) => waiting) ? LOADING : NOTHING;
     this.works.update(
       world.works.filter((track) => models.shown(track.model)),
       now,
@@ -147,12 +159,11 @@ class Page {
   }
 
   #frame() {
-    const span = innerWidth < 640 ? 30 : 60;
     const now = this.clock.now;
     if (Number.isFinite(now)) {
-      this.works.draw(now, span);
-      this.entries.draw(now, span);
-      this.bytes.draw(now, span);
+      this.works.draw(now, SPAN);
+      this.entries.draw(now, SPAN);
+      this.bytes.draw(now, SPAN);
     }
     setTimeout(() => requestAnimationFrame(() => this.#frame()), isCalm() ? CALM_FRAME : FRAME);
   }
@@ -199,7 +210,7 @@ const failureLine = ({ model, id, text }, date) =>
     {},
     element("time", {}, date.toLocaleTimeString("en-GB")),
     element("b", {}, model),
-    id ? element("span", { className: "name" }, requestName(id)) : "",
+    id ? element("span", { className: "name" }, shownName(id)) : "",
     element("span", { className: "problem" }, text),
   );
 

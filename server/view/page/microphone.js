@@ -1,6 +1,6 @@
 /** Speech from the microphone to the server, by `/v1/realtime`, in the shape of OpenAI's realtime transcription. */
 
-import { key } from "./api.js";
+import { key, rememberOwn } from "./api.js";
 
 const RATE = 24000; // Hz, of what is sent
 const PROVISIONAL = "triolet.provisional"; // words that may still change
@@ -53,6 +53,7 @@ export class Microphone {
     Object.assign(this, { model, heard, level, failed, ended });
     this.texts = new Map();
     this.takes = {
+      "session.created": ({ session }) => rememberOwn(session.id, "Microphone"),
       [`${OF_TEXT}delta`]: ({ item_id, delta }) => this.#tell(item_id, (this.texts.get(item_id) ?? "") + delta),
       [`${OF_TEXT}completed`]: ({ item_id, transcript }) => this.#tell(item_id, transcript),
       [PROVISIONAL]: ({ item_id, text }) => this.#tell(item_id, this.texts.get(item_id) ?? "", text),

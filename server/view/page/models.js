@@ -1,6 +1,6 @@
 /** The models: what state each is in, and which of them are shown. */
 
-import { byId, element, write } from "./dom.js";
+import { byId, element, isExact, write } from "./dom.js";
 import { bytes } from "./format.js";
 
 export class Models {
@@ -37,7 +37,7 @@ export class Models {
 
   #write({ chip, state }, model) {
     const told = stateOf(model);
-    write(state, told);
+    write(state, told === "absent" && !isExact() ? "not loaded" : told);
     chip.dataset.state = told;
     const { about, error } = model;
     const what = about
@@ -51,9 +51,12 @@ function stateOf({ state, engine }) {
   return state === "ready" && engine && engine.power !== "awake" ? engine.power : state;
 }
 
-/** Keeps a choice of models: those that can do `what`, and those of which nobody knows yet. */
+/** Keeps a choice of models: those that can do `what`, then those of which nobody knows yet. Without any, the box that
+ * it is in is not shown. */
 export function offer(select, models, what) {
-  const fit = [...models].filter(([, { about }]) => !about || about.can.includes(what)).map(([name]) => name);
+  const known = [...models].sort(([, one], [, other]) => !one.can - !other.can);
+  const fit = known.filter(([, { can }]) => !can || can.includes(what)).map(([name]) => name);
+  select.closest(".card").hidden = !fit.length;
   if (fit.join("\n") === [...select.options].map((option) => option.value).join("\n")) return;
   const chosen = select.value;
   select.replaceChildren(...fit.map((name) => element("option", { value: name }, name)));

@@ -1,45 +1,55 @@
 /** Colours, and drawing on canvases. What waits is striped, what works is plain: colour is never the only sign. */
 
-import { element } from "./dom.js";
+import { element, isExact } from "./dom.js";
 
-/** How each stage looks: the name of its colour, and whether it is striped. */
+/** How each stage looks: the name of its colour, and whether it is striped. `says` is the word for people; the name is
+ * the engine's own. What is `rare` is in the legend beside the engine's own words alone. */
 export const REQUEST_STAGES = {
-  queued: { colour: "rest", striped: true, says: "queued", means: "Waits for its encoder output, or for a place" },
+  queued: { colour: "rest", striped: true, says: "waiting", means: "Waits for its encoder output, or for a place" },
   encoding: {
     colour: "encode",
     striped: false,
-    says: "encoding",
-    means: "Waits for its encoder output, which is being computed",
+    says: "preparing",
+    means: "Its audio or images are encoded",
   },
-  ready: { colour: "encode", striped: true, says: "encoded", means: "Has its encoder output, and waits for a place" },
+  ready: {
+    colour: "encode",
+    striped: true,
+    says: "prepared",
+    means: "Its audio or images are encoded; it waits for a place",
+    rare: true,
+  },
   reading: { colour: "read", striped: false, says: "reading", means: "Its prompt is read (prefill)" },
-  decoding: { colour: "write", striped: false, says: "decoding", means: "Its tokens are written, one in each step" },
+  decoding: { colour: "write", striped: false, says: "writing", means: "Its tokens are written, one in each step" },
   preempted: {
     colour: "yield",
     striped: true,
-    says: "preempted",
+    says: "paused",
     means: "Gave its place to an earlier request, and waits again",
+    rare: true,
   },
   suspected: {
     colour: "fault",
     striped: true,
-    says: "suspected",
+    says: "trying again",
     means: "Was in a step that failed, and is tried again",
+    rare: true,
   },
 };
 
 export const ENTRY_STATES = {
-  reserved: {
-    colour: "encode",
-    striped: true,
-    says: "reserved",
-    means: "Its bytes are taken; it waits for the encoder",
-  },
-  encoding: { colour: "encode", striped: false, says: "encoding", means: "The encoder computes it" },
-  held: { colour: "write", striped: false, says: "held", means: "Requests read it, or are about to" },
-  idle: { colour: "keep", striped: false, says: "idle", means: "Nobody holds it; it is kept for reuse" },
-  freeing: { colour: "fault", striped: true, says: "freeing", means: "It is being dropped; its bytes still count" },
+  reserved: { colour: "encode", striped: true, means: "Its bytes are taken; it waits for the encoder" },
+  encoding: { colour: "encode", striped: false, means: "The encoder computes it" },
+  held: { colour: "write", striped: false, means: "Requests read it, or are about to" },
+  idle: { colour: "keep", striped: false, means: "Nobody holds it; it is kept for reuse" },
+  freeing: { colour: "fault", striped: true, means: "It is being dropped; its bytes still count" },
 };
+
+const OUTCOMES_SAID = { aborted: "stopped" };
+
+/** The word for a stage, a state or an outcome: the engine's own where its inside is shown. */
+export const wordFor = (name, stages = {}) =>
+  isExact() ? name : (stages[name]?.says ?? OUTCOMES_SAID[name] ?? name);
 
 /** How a bar ends: a line, a cross or a ring. */
 export const ENDS = { finished: "good", failed: "fault", aborted: "yield" };
@@ -124,10 +134,10 @@ export const endSwatch = (palette, outcome) =>
 
 /** The lines of a legend: how stages and ends look. */
 export function legend(palette, stages, ends) {
-  const kinds = Object.values(stages).map(({ says, means, ...look }) =>
-    element("li", { title: means }, swatch(palette, look), says),
-  );
-  return [...kinds, ...ends.map((outcome) => element("li", {}, endSwatch(palette, outcome), outcome))];
+  const kinds = Object.entries(stages)
+    .filter(([, { rare }]) => !rare || isExact())
+    .map(([name, { means, ...look }]) => element("li", { title: means }, swatch(palette, look), wordFor(name, stages)));
+  return [...kinds, ...ends.map((outcome) => element("li", {}, endSwatch(palette, outcome), wordFor(outcome)))];
 }
 
 function sample(draw) {

@@ -1,9 +1,9 @@
 /** The box for speech: files that are dropped, and the microphone. */
 
-import { ask, newRequestId, reasonOf } from "./api.js";
-import { byId, element, tellProblem, write } from "./dom.js";
+import { ask, newRequestName, reasonOf } from "./api.js";
+import { byId, copyButton, element, tellProblem, write } from "./dom.js";
 import { eventsOf } from "./event_reader.js";
-import { seconds } from "./format.js";
+import { plural, seconds, subtitles } from "./format.js";
 import { Microphone } from "./microphone.js";
 import { offer } from "./models.js";
 
@@ -17,24 +17,29 @@ class Line {
     this.stop = element("button", { type: "button", className: "quiet", aria: { label: `Stop ${name}` } }, "Stop");
     this.stop.hidden = !stop;
     if (stop) this.stop.addEventListener("click", stop);
-    this.head = element("p", { className: "of" }, element("b", {}, name), this.state, this.stop);
+    this.actions = element("span", { className: "ends" }, this.stop);
+    this.head = element("p", { className: "of" }, element("b", { title: name }, name), this.state, this.actions);
+    [this.name, this.pieces, this.warnings] = [name, [], 0]; // pieces: those of the text whose times are known
     this.item = element("li", {}, this.head, this.text);
     if (file) this.#play(file);
     list.prepend(this.item);
     while (list.children.length > MOST_TRANSCRIPTS) dropLast(list);
   }
 
+  /** The player is shown when the browser has found that it can play the file. */
   #play(file) {
-    const address = URL.createObjectURL(file);
-    this.player = element("audio", { controls: true, preload: "metadata", src: address, aria: { label: file.name } });
+    const src = URL.createObjectURL(file);
+    this.player = element("audio", { controls: true, preload: "metadata", src, hidden: true, ariaLabel: file.name });
+    this.player.addEventListener("loadedmetadata", () => (this.player.hidden = false));
     this.player.addEventListener("timeupdate", () => this.#mark(this.player.currentTime));
     this.text.addEventListener("click", ({ target }) => this.#playFrom(target));
     this.text.before(this.player);
   }
 
   /** Adds a piece of text. Its words show when they are said, and play the recording from there on. */
-  add(delta, words) {
+  add({ delta, words = [], start, end }) {
     let done = 0;
+    if (end !== undefined) this.pieces.push({ start, end, text: delta });
     for (const { word, start, end } of words) {
       const at = delta.indexOf(word, done);
       if (at < 0) continue;
@@ -59,21 +64,32 @@ class Line {
 
   /** Shows sentences about what was not done as asked. */
   warn(warnings) {
+    this.warnings += warnings.length;
     this.item.append(...warnings.map((each) => element("p", { className: "hint warning" }, each)));
   }
 
   end(state, fault = null) {
     this.stop.hidden = true;
     write(this.state, state);
-    this.item.classList.toggle("failed", fault !== null);
-    if (fault !== null) this.item.append(element("p", { className: "problem", role: "alert" }, fault));
+    if (fault !== null) {
+      this.player?.remove();
+      this.item.append(element("p", { className: "problem", role: "alert" }, fault));
+    } else if (this.text.textContent) {
+      this.actions.append(copyButton(() => this.text.textContent.trim()), ...this.#subtitles());
+    }
+  }
+
+  #subtitles() {
+    if (!this.pieces.length) return [];
+    const href = URL.createObjectURL(new Blob([subtitles(this.pieces)], { type: "application/x-subrip" }));
+    const download = `${this.name.replace(/\.\w+$/, "")}.srt`;
+    return [element("a", { className: "quiet", href, download, title: "Download as subtitles" }, "SRT")];
   }
 }
 
-/** Removes the oldest line, and lets go of its recording. */
+/** Removes the oldest line, and lets go of its recording and subtitles. */
 function dropLast(list) {
-  const player = list.lastElementChild.querySelector("audio");
-  if (player) URL.revokeObjectURL(player.src);
+  for (const { src, href } of list.lastElementChild.querySelectorAll("audio, a")) URL.revokeObjectURL(src ?? href);
   list.lastElementChild.remove();
 }
 
@@ -102,13 +118,15 @@ export class Speech {
   async #transcribe(file) {
     const control = new AbortController();
     const line = new Line(this.list, file.name, { stop: () => control.abort(), file });
-    const [id, model] = [newRequestId(), this.model.value];
+    const [id, model] = [newRequestName(file.name), this.model.value];
     const begun = performance.now();
     write(line.state, "transcribing");
     try {
       const text = await this.#read({ file, model, id, signal: control.signal, line });
-      if (!text || line.text.textContent !== text) write(line.text, text || "(no speech)");
-      line.end(`took ${seconds((performance.now() - begun) / 1000)}`);
+      if (line.text.textContent !== text) write(line.text, text);
+      const sign = line.warnings ? `, ${plural(line.warnings, "warning")}` : "";
+      if (!text) line.warn(["No speech was found."]);
+      line.end(`took ${seconds((performance.now() - begun) / 1000)}${sign}`);
     } catch (error) {
       const reason = reasonOf(error);
       line.end(reason === null ? "stopped" : "failed", reason);
@@ -121,12 +139,12 @@ export class Speech {
     form.append("file", file);
     form.append("model", model);
     form.append("stream", "true");
-    const about = this.models.models?.get(model)?.about; // unknown until the model is loaded
-    if (!about || about.can.includes("words")) form.append("timestamp_granularities[]", "word");
+    const hasWords = this.models.models?.get(model)?.can?.includes("words");
+    for (const each of ["segment", ...(hasWords ? ["word"] : [])]) form.append("timestamp_granularities[]", each);
     const headers = { "x-request-id": id };
     const response = await ask("v1/audio/transcriptions", { method: "POST", body: form, headers, signal });
     for await (const told of eventsOf(response)) {
-      if (told.type === "transcript.text.delta") line.add(told.delta, told.words ?? []);
+      if (told.type === "transcript.text.delta") line.add(told);
       if (told.type === "error") throw Object.assign(new Error(told.error.message), { name: "Told" });
       if (told.type === "transcript.text.done") {
         if (told.warnings) line.warn(told.warnings);

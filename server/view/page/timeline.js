@@ -23,6 +23,7 @@ export class Timeline {
     this.canvas = element("canvas", { className: "bars", aria: { hidden: "true" } });
     this.more = element("p", { className: "more", hidden: true });
     this.body = element("div", { className: "body" }, this.canvas, this.list);
+    this.place = place;
     place.prepend(this.axis);
     place.append(element("div", { className: "scroll" }, this.body), this.more);
     this.list.addEventListener("keydown", (event) => this.#walk(event));
@@ -35,14 +36,11 @@ export class Timeline {
     this.lanes.place(tracks);
     while (this.rows.length < this.lanes.rows.length) this.#addRow();
     while (this.rows.length > this.lanes.rows.length) this.rows.pop().line.remove();
-    const isPast = (track) => !track.isActive && track.to <= now - this.span; // no bar is left of it
-    for (const [index, row] of this.rows.entries()) {
-      const latest = this.lanes.rows[index].at(-1);
-      this.#write(row, latest && !isPast(latest) ? latest : null, now);
-    }
+    for (const [index, row] of this.rows.entries()) this.#write(row, this.lanes.rows[index].at(-1) ?? null, now);
     this.more.hidden = !this.lanes.hidden;
     write(this.more, `and ${this.lanes.hidden} more`);
     this.isEmpty = !tracks.length;
+    this.place.classList.toggle("none", this.isEmpty);
     this.#tell(now);
   }
 

@@ -1,8 +1,9 @@
 /** What is known of the server: its requests, encoder outputs and models, by what `/events` tells. Knows no screen. */
 
-import { isOwnRequest } from "./api.js";
+import { isOfPage } from "./api.js";
 
-export const KEPT_SECONDS = 65; // what ended earlier is forgotten
+const KEPT_SECONDS = 65; // what ended earlier is forgotten
+const KEPT_WORKS = 10; // but for the latest
 const MOST_FAILURES = 50;
 const OUTCOMES = new Set(["finished", "failed", "aborted"]);
 const GONE = "absent";
@@ -80,7 +81,7 @@ export class World {
   #forget() {
     const since = this.now - KEPT_SECONDS;
     const stays = (track) => track.isActive || track.to > since;
-    this.works = this.works.filter(stays);
+    this.works = this.works.filter((track, index, all) => stays(track) || index >= all.length - KEPT_WORKS);
     this.entries = this.entries.filter(stays);
     for (const [name, track] of this.latest) if (!stays(track)) this.latest.delete(name);
     while (this.samples.length > 2 && this.samples[1].now < since) this.samples.shift();
@@ -90,21 +91,26 @@ export class World {
 const TAKES = { state: takeState, changes: takeChanges, figures: takeFigures, lost: takeLost };
 
 function takeState(world, told) {
+  const isNew = told.began !== world.began;
   world.began = told.began;
+  for (const { request, stage, at, tokens, error } of isNew ? [] : told.recent)
+    endRequest(world, request, stage, at, tokens, error);
   const alive = new Set(told.requests.map((one) => one.request));
   for (const [id, { tokens }] of world.requests)
     if (!alive.has(id)) endRequest(world, id, "unknown", told.now, tokens, "");
   const there = new Set(told.entries.map((one) => nameOf(one)));
   for (const [name, track] of world.outputs) if (!there.has(name)) endOutput(world, name, track, told.now);
-  for (const one of told.requests) takeKnown(world, one);
+  const unknown = told.requests.filter(({ request }) => !world.requests.has(request));
+  takeLives(world, isNew ? [...told.recent, ...unknown] : unknown);
+  for (const one of told.requests) takeRequest(world, one);
   for (const one of told.entries) takeEntry(world, one);
 }
 
-/** A request that may be known from before. */
-function takeKnown(world, told) {
-  if (!world.requests.has(told.request) && told.since < told.at)
-    takeRequest(world, { ...told, stage: "queued", at: told.since });
-  takeRequest(world, told);
+/** Requests that were not known, from their beginnings, as if each of their stages were told now. */
+function takeLives(world, requests) {
+  const changes = requests.flatMap(({ stages, ...one }) => stages.map(([stage, at]) => ({ ...one, stage, at })));
+  changes.sort((one, other) => one.at - other.at);
+  for (const change of changes) takeRequest(world, change);
 }
 
 function takeChanges(world, told) {
@@ -164,7 +170,7 @@ export const requestName = (id) => id.replace(/#\d+$/, "");
  * once; other clients may use a name again. */
 export function fail(world, { model, at, id = "", text }) {
   const name = requestName(id);
-  if (isOwnRequest(name) && world.failures.some((one) => requestName(one.id) === name)) return;
+  if (isOfPage(name) && world.failures.some((one) => requestName(one.id) === name)) return;
   world.failures.unshift({ model, at, id, text });
   world.failures.length = Math.min(world.failures.length, MOST_FAILURES);
 }
