@@ -90,8 +90,8 @@ class ModelSpec:
 
     @property
     def abilities(self) -> tuple[str, ...] | None:
-        """What the model seems to do, by its files: ``transcribe`` (with ``words``), ``chat`` or nothing; ``None``: they are not on this
-        machine, or cannot be read. A loaded model says it for certain."""
+        """The things that the model seems to do, by its files: ``transcribe`` (with ``words``), ``chat`` or nothing.
+        ``None``: they are not on this machine, or cannot be read. A loaded model says it for certain."""
         from ..models.checkpoints.files import converses, folder_here, read_config
         from ..models.speech.names import MODEL_TYPES
 
