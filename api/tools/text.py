@@ -99,4 +99,5 @@ def is_value(text: str) -> bool:
 
 def escaped(text: str) -> str:
     """``text``, which `Text.value` has read, as JSON whose strings have no control characters."""
-    return _STRING.sub(lambda one: _CONTROL.sub(lambda sign: json.dumps(sign[0])[1:-1], one[0]), text)
+    found: str = _STRING.sub(lambda one: _CONTROL.sub(lambda sign: json.dumps(sign[0])[1:-1], one[0]), text)
+    return found

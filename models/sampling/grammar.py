@@ -227,9 +227,8 @@ def _named(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place) -> 
         return {}
     if not (said := given.keys() - {"type", "title"}):
         return {"propertyNames": None}
-    names = [given["const"]] if "const" in said else given.get("enum")
-    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if len(said) > 1 or not known or schema.keys() & {*_MAPS}:
+    names = [given["const"]] if "const" in said else given.get("enum", ())
+    if len(said) > 1 or not names or not all(isinstance(name, str) for name in names) or schema.keys() & {*_MAPS}:
         return {}
     _check_value((place, "propertyNames"), names)
     found = dict.fromkeys(names, schema.get("additionalProperties", True))

@@ -35,7 +35,9 @@ async def converse(request: Request) -> Response:
         return EventStream(partial(_streamed, request, body))
     async with asked(request, body) as (engine, tools, query):
         completion = await engine.generate(**query)
-        more = {"prompt_token_ids": await tokens_of(engine, as_query(query))} if body.return_token_ids else {}
+        more: dict[str, Any] = (
+            {"prompt_token_ids": await tokens_of(engine, as_query(query))} if body.return_token_ids else {}
+        )
         found = (completion, *completion.alternatives)
         choices = [_choice(engine, body, tools, index, one) for index, one in enumerate(found)]
     usage = usage_of([one.usage for one in found], len(found))

@@ -83,9 +83,14 @@ class _Choices:
         body, texts, prompt = self._body, self._engine.inside.texts, index // (self._body.n or 1)
         told, before, echo = dict[str, Any](), list[tuple[int, int]](), ""
         if body.max_tokens == 0:  # the engine writes at least one token
-            tops = None if part.top_logprobs is None else ()
-            ends = None if part.finish_reason is None else FinishReason.LENGTH
-            part = evolve(part, text="", token_ids=(), logprobs=(), top_logprobs=tops, finish_reason=ends)
+            cut: dict[str, Any] = {
+                "text": "",
+                "token_ids": (),
+                "logprobs": (),
+                "top_logprobs": part.top_logprobs and (),
+            }
+            ends: Any = part.finish_reason and FinishReason.LENGTH
+            part = evolve(part, finish_reason=ends, **cut)
         if body.return_token_ids:
             told["token_ids"] = list(part.token_ids)
         if index not in self._places:
@@ -98,7 +103,7 @@ class _Choices:
                 before = [(token, own.of(token)) for token in self._prompts[prompt]]
         if body.logprobs is not None:
             told["logprobs"] = completion_logprobs(self._engine.inside.token_bytes(), part, self._places[index], before)
-        reason = (
+        reason: Any = (
             None if part.finish_reason is None else "length" if part.finish_reason is FinishReason.LENGTH else "stop"
         )
         return CompletionChoice(**{"logprobs": None, **told}, index=index, text=echo + part.text, finish_reason=reason)

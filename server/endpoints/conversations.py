@@ -77,7 +77,7 @@ class _Reader:
 
     async def _part(self, part: chat.ContentPart, where: str) -> dict[str, Any]:
         match part:
-            case chat.TextPart(text=text) | chat.RefusalPart(text=text):
+            case chat.TextPart(text=text) | chat.RefusalPart(text=text) | chat.ThinkingPart(text=text):
                 return {"type": "text", "text": text}
             case chat.ImagePart(image_url=place):
                 return {"type": "image", "image": await self._fetch(place.url, where)}

@@ -53,12 +53,14 @@ class Tools:
                 f"{named} and tools are both given; give one of them, response_format, or tool_choice none", named
             )
         given = read_tools([tool.model_dump(exclude_none=True, exclude=_UNUSED) for tool in body.tools])
-        choice, allowed = body.tool_choice or "auto", given
-        if isinstance(choice, chat.NamedTool):
-            choice = choice.function.name
-        elif isinstance(choice, chat.AllowedChoice):
-            names = {one.function.name for one in choice.allowed_tools.tools}
-            choice, allowed = choice.allowed_tools.mode, tuple(tool for tool in given if tool.name in names)
+        choice, allowed, wanted = "auto", given, body.tool_choice
+        if isinstance(wanted, chat.NamedTool):
+            choice = wanted.function.name
+        elif isinstance(wanted, chat.AllowedChoice):
+            names = {one.function.name for one in wanted.allowed_tools.tools}
+            choice, allowed = wanted.allowed_tools.mode, tuple(tool for tool in given if tool.name in names)
+        elif wanted is not None:
+            choice = wanted
         answer = structure_of(body, body.response_format) if choice == "auto" else None
         parallel = body.parallel_tool_calls is not False
         return cls(ToolFormat.of(model, name), given, allowed, choice, parallel, told, answer)

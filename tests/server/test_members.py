@@ -165,9 +165,8 @@ def test_some_of_the_tools_may_be_called(service: Served) -> None:
     assert "names 'rain', which is not one of the tools" in refusal(service, **asked, **allowed("auto", "rain"))
     tools = [{"type": "function", "name": name} for name in ("now", "get")]
     choice = {"type": "allowed_tools", "mode": "required", "tools": tools[:1]}
-    status, told = service.post(
-        "/v1/responses", {"model": "qwen3", "input": "a", "tools": tools, "tool_choice": choice}
-    )
+    body = {"model": "qwen3", "input": "a", "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    status, told = service.post("/v1/responses", body)
     assert (status, {item["name"] for item in told["output"]}) == (200, {"now"})
 
 
