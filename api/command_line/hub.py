@@ -45,7 +45,10 @@ def pull(models: tuple[str, ...], named: tuple[str, ...]) -> int:
             complain(in_flags(str(error)))
             status = FAILED
             continue
-        size, verdict = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), _verdict(folder)
+        size, verdict = (
+            sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+            _verdict(model, folder),
+        )
         status = status if verdict == _GOOD else FAILED
         write(f"{model}  {mebibytes(size)}  {folder}  {verdict}", out)
     return status
@@ -77,21 +80,21 @@ def models() -> int:
     for one in found:
         newest = max(one.revisions, key=lambda each: ("main" in each.refs, each.last_modified))
         told = f"{one.repo_id:<{widest}}  {mebibytes(one.size_on_disk):>12}"
-        write(f"{told}  {_verdict(newest.snapshot_path)}", out)
+        write(f"{told}  {_verdict(one.repo_id, newest.snapshot_path)}", out)
     for warning in () if cache is None else cache.warnings:
         complain(f"warning: {one_line(str(warning))}")
     return 0
 
 
-def _verdict(folder: Path) -> str:
-    """Says whether the checkpoint in ``folder`` can be opened, or why not. No weight is read."""
+def _verdict(model: str, folder: Path) -> str:
+    """Says whether ``model``, the checkpoint in ``folder``, can be opened, or why not. No weight is read."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from ...models.blueprints.read import read_blueprint
     from ...models.checkpoints.files import find_weights
 
     try:
-        find_weights(folder)
         read_blueprint(folder, EngineConfig(device="cpu"))
+        find_weights(folder)
     except TrioletError as error:
-        return f"cannot be opened: {one_line(in_flags(str(error)))}"
+        return f"cannot be opened: {one_line(in_flags(str(error).replace(str(folder), model)))}"
     return _GOOD
