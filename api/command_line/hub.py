@@ -4,6 +4,7 @@ models in the hub's cache. Downloads and the cache are those of huggingface_hub.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import click
@@ -32,12 +33,15 @@ def pull(models: tuple[str, ...], named: tuple[str, ...]) -> int:
     """Download each MODEL, a hub id or a name of openai/whisper such as turbo, into the hub's cache.
 
     Only the files that Triolet reads are downloaded. HF_HUB_CACHE or HF_HOME names the folder of the cache, HF_TOKEN
-    the token for models that ask for one. Then a line says where the model is, and whether Triolet can open it.
+    the token for models that ask for one. Then a line says where the model is, and whether Triolet can open it. After
+    ^C, the next pull goes on where this one was.
     """
     from ...models.checkpoints.files import resolve
 
     first, others = split_model(None, (*models, *named))
     out, status = stdout(), 0
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would wait for all downloads; the next pull goes on
     for model in (first, *others):
         try:
             folder = resolve(model_named(model))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,11 +21,12 @@ from triolet import demo
 
 SHA = "a" * 40
 TOY = {path.name: path.read_bytes() for path in Path(demo.checkpoint()).iterdir()}
-BERT = b'{"model_type": "bert", "architectures": ["BertModel"]}'
 FILES = {
     "me/toy": {**TOY, "model.onnx": b"of another program"},
-    "me/foreign": {"config.json": BERT, "m.gguf": b"GGUF"},
+    "me/slow": TOY,
+    "me/foreign": {"config.json": b"[]", "m.gguf": b"GGUF"},
 }
+REACHED, GO_ON = threading.Event(), threading.Event()
 RUN = """
 import sys
 from triolet.api.command_line.main import main
@@ -51,6 +53,9 @@ class Hub(BaseHTTPRequestHandler):
             told = [{"type": "file", "path": one, "size": len(data), "oid": _oid(data)} for one, data in files.items()]
             self._say(json.dumps(told).encode())
         elif kind == "resolve" and name in files:
+            if model == "me/slow" and self.command == "GET":
+                REACHED.set()
+                GO_ON.wait(300)
             self._say(files[name], **{"X-Repo-Commit": SHA, "ETag": f'"{_oid(files[name])}"'})
         else:
             self._say(b"", 404, **{"X-Error-Code": "RepoNotFound"})
@@ -85,6 +90,25 @@ def hub() -> Iterator[str]:
         thread.join()
 
 
+def environment(hub: str, folder: Path) -> dict[str, str]:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return others | {"HF_ENDPOINT": hub, "HF_HOME": str(folder)}
+
+
+@pytest.mark.real_time
+def test_an_interrupted_download_ends_at_once(hub: str, tmp_path: Path) -> None:
+    """Though it would go on for minutes. A shell calls this status 130."""
+    command = [sys.executable, "-c", RUN, "pull me/slow"]
+    with subprocess.Popen(command, env=environment(hub, tmp_path), stderr=subprocess.DEVNULL) as process:
+        try:
+            assert REACHED.wait(300)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(300) == -signal.SIGINT
+        finally:
+            process.kill()
+            GO_ON.set()
+
+
 @pytest.mark.real_time
 def test_a_model_is_downloaded_and_listed_with_its_size_and_what_can_open_it(hub: str, tmp_path: Path) -> None:
     """In a process of its own, since huggingface_hub reads its settings when it is imported. Before, there is none."""
@@ -94,8 +118,7 @@ def test_a_model_is_downloaded_and_listed_with_its_size_and_what_can_open_it(hub
         encoding="utf-8",
         timeout=300,
         check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)},
+        env=environment(hub, tmp_path),
     )
     none, toy, foreign, failed, absent, *listed, ended = done.stdout.splitlines()
     assert (none, failed, absent, ended) == ("0", "1", "1", "0")
@@ -103,7 +126,7 @@ def test_a_model_is_downloaded_and_listed_with_its_size_and_what_can_open_it(hub
     place = tmp_path / "hub" / "models--me--toy" / "snapshots" / SHA
     assert toy == f"me/toy  {size}  {place}  can be opened"
     assert sorted(path.name for path in place.iterdir()) == sorted(TOY)
-    why = "cannot be opened: me/foreign has a config.json but no weights; allowed: model.safetensors"
+    why = "cannot be opened: me/foreign/config.json holds a list; a checkpoint's settings are a JSON object"
     assert why in foreign
     assert [line.split()[0] for line in listed] == ["me/foreign", "me/toy"]
     assert why in listed[0]
