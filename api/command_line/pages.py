@@ -39,8 +39,16 @@ class HelpPage(click.Command):
         self.examples = tuple(examples)
         self.sections = dict(sections or {})
         self.brief = frozenset((*brief, "topic") if brief else ())
-        told = "Show this page, a topic of it, or all of it."
-        self._asked = _TopicOption(["-h", "--help", "topic"], help=told) if brief else None
+        self._asked = click.Option(
+            ["-h", "--help", "topic"],
+            metavar="[TOPIC]",
+            is_flag=False,
+            flag_value="",
+            is_eager=True,
+            expose_value=False,
+            callback=_help,
+            help="Show this page, a topic of it, or all of it.",
+        )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command, as click asks. An `InvalidRequest` becomes an error of usage, since the arguments caused
@@ -52,7 +60,7 @@ class HelpPage(click.Command):
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Returns the option ``--help``, as click asks: with a topic where there are some."""
-        return super().get_help_option(ctx) if self._asked is None else self._asked
+        return self._asked if self.brief else super().get_help_option(ctx)
 
     def topics(self, ctx: click.Context) -> dict[str, dict[str, tuple[str, str]]]:
         """The options of each section, by the name of the parameter: the flag and its help."""
@@ -105,14 +113,6 @@ def _flags(rows: Mapping[str, tuple[str, str]], brief: Collection[str]) -> list[
     """The flags that are not in ``brief``, in up to two lines that fit beside the names of topics."""
     flags = [re.findall(r"--[\w-]+", row[0])[0] for name, row in rows.items() if name not in brief]
     return textwrap.wrap(", ".join(flags), 56, max_lines=2, placeholder=" ...", break_on_hyphens=False)
-
-
-class _TopicOption(click.Option):
-    """The option ``--help``, which a topic may follow."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        kind: Any = {"is_flag": False, "flag_value": "", "is_eager": True, "expose_value": False}
-        super().__init__(*given, metavar="[TOPIC]", callback=_help, **kind, **options)
 
 
 def _help(ctx: click.Context, param: click.Parameter, topic: str | None) -> None:  # noqa: ARG001  (click's)
