@@ -80,7 +80,7 @@ def translated(words: Sequence[str], parameters: Sequence[click.Parameter]) -> t
         elif is_flag and name.startswith("--") and (equals or left[:1] in (["True"], ["False"])):
             found += _switch(name, value if equals else left.pop(0), options[name].secondary_opts[:1])
         elif name == "--diarize" or (name == "--speakers" and not equals and not (left and _COUNT.fullmatch(left[0]))):
-            found.append("--speakers=any")  # what follows is a file; --diarize is WhisperX's
+            found.append("--speakers=any")  # what follows is a file; --diarize is whisperX's
         elif option is None or is_flag or equals:
             found.append(word if option is None else name + equals + value)
         else:
