@@ -39,6 +39,27 @@ def test_every_page_is_in_the_navigation_once_and_nothing_else_is():
     assert sorted(navigation()) == sorted(str(page.relative_to(ROOT)) for page in pages)
 
 
+def test_the_sidebar_has_25_lines_and_one_fold():
+    lines = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].splitlines()
+    shown = [line for line in lines if line.startswith(("  - ", "      - ")) and (line.endswith((".md", "More:")))]
+    assert len(shown) == 25
+    assert [line.strip() for line in shown if line.endswith(":")] == ["- More:"]
+
+
+def test_the_search_drops_words_without_a_meaning_and_finds_how_to_cancel_a_request():
+    """On the page of the engine: a title that has all words of a query comes first."""
+    (separator,) = re.findall(r"separator: '(.+)'$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert list(filter(None, re.split(separator, "How do I cancel a request"))) == ["cancel", "request"]
+    assert list(filter(None, re.split(separator, "An engine.stream 1.5 at_once"))) == [
+        "engine",
+        "stream",
+        "1.5",
+        "at",
+        "once",
+    ]
+    assert "\n## Cancel a request\n" in (ROOT / "docs" / "reference" / "engine.md").read_text(encoding="utf-8")
+
+
 def test_make_docs_copies_every_page():
     """A folder that is new: a pattern of `PAGES` in the Makefile."""
     copied = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nPAGES = ")[2].partition("\n\n")[0]

@@ -85,5 +85,6 @@ def _listed(match: re.Match[str]) -> str:
 
 def _linked(match: re.Match[str], package: str, public: Any) -> str:
     name, member = match.groups()
-    known = name in public and (not member or public[name].final_target[member[1:]].has_docstring)
+    members = public[name].final_target.all_members if name in public and member else {}
+    known = name in public and (not member or (member[1:] in members and members[member[1:]].has_docstring))
     return f"[`{name}{member}`][{package}.{name}{member}]" if known else match[0]
