@@ -21,7 +21,7 @@ PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/erro
 # where bytecode is not written, each process that tests start compiles every module again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test core stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
+.PHONY: demo test core stubborn lint types docs pictures dist sanitize mutants soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools warns at every editable installation of mapped folders of a folder named like the package: there is none.
@@ -83,6 +83,13 @@ docs: $(STAMP)  ## the site, in site/: open site/index.html
 	$(BIN)/zensical build --strict --clean 2>build/docs.stderr || (cat build/docs.stderr; exit 1)
 	@! grep -i 'warning\|griffe:' build/docs.stderr  # griffe's, which --strict does not count
 	$(BIN)/python -m pytest docs/site -q
+
+# needs a Chromium; the models are folders or hub ids
+pictures: $(STAMP)  ## docs/images/page-*.png: the server's page with two models, SPEECH and CHAT; takes two minutes
+	@PYTHONWARNINGS="ignore:Editable installation" \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python docs/site/pictures.py --speech $(or $(SPEECH),openai/whisper-base) \
+		--chat $(or $(CHAT),HuggingFaceTB/SmolLM2-135M-Instruct)
 
 dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an environment of its own
 	@PYTHONWARNINGS="ignore:Editable installation" \
