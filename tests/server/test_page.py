@@ -314,7 +314,8 @@ def test_a_chat_that_is_refused_says_why_and_can_be_asked_again(opened: Opened, 
 
 
 def test_a_key_is_asked_for_and_kept_for_this_tab(opened: Opened, models: dict[str, str]) -> None:
-    with served(models, api_keys=["sesame"]) as service:
+    """And a box for which the server has no model is not shown."""
+    with served({"whisper": models["whisper"]}, api_keys=["sesame"]) as service:
         with opened(service.url, allowed=("401",)) as page:
             expect(page.locator("#key-dialog")).to_be_visible()
             page.fill("#key-field", "wrong")
@@ -325,6 +326,8 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(opened: Opened, models: dict[s
             expect(page.locator("#connection")).to_have_text("live")
             page.reload()
             expect(page.locator("#connection")).to_have_text("live")
+            expect(page.locator("#chat")).to_be_hidden()
+            expect(page.locator("#speech")).to_be_visible()
             assert page.evaluate("Object.keys(localStorage)") == []
             assert "sesame" not in page.content()
 
