@@ -51,9 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             result = replay(make, declared, number=given.replay, seed=given.seed)
             _print(result, as_json=given.json)
             sys.exit(0 if result.broken is None else 1)
-        options = {"seed": given.seed, "workloads": given.workloads, "ignore": given.ignore}
-        options |= {"must_happen": given.must_happen}
-        findings = examine(make, declared, subject=given.factory, **options)
+        findings = examine(
+            make,
+            declared,
+            subject=given.factory,
+            seed=given.seed,
+            workloads=given.workloads,
+            ignore=given.ignore,
+            must_happen=given.must_happen,
+        )
     except ValueError as error:
         parser.error(str(error))
     _print(findings, as_json=given.json)

@@ -106,7 +106,7 @@ class StepJudge:
 
     def _judge_plan(self, plan: StepPlan) -> None:
         chunks = [_told(part) for part in plan.chunks]
-        self._told.append(f"step {plan.step_id} is planned: {describe_step(kit.Step(chunks=chunks))}")
+        self._told.append(f"step {plan.step_id} is planned: {describe_step(kit.Step(chunks=chunks), {})}")
         places, most = self.config.max_running, self.config.max_step_tokens
         if len(plan.chunks) > places:
             self._device.fail(BALANCE, f"step {plan.step_id} runs {len(plan.chunks)} sequences; places: {places}")
