@@ -100,7 +100,7 @@ class ModelSpec:
             if folder is None:
                 return None
             kind = read_config(folder).get("model_type")
-            if kind in MODEL_TYPES:
+            if str(kind) in MODEL_TYPES:
                 return ("transcribe", "words") if kind == "whisper" else ("transcribe",)
             return ("chat",) if self.config.chat_template is not None or converses(folder) else ()
         except CheckpointError:  # a load tells it

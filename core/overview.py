@@ -34,7 +34,7 @@ class RequestLine:
     stage_at: float = math.nan  # the time when the stage began
     error: str = ""  # type and text of the request's failure
     tokens: int = 0  # one for each good step that sampled; accepted draft tokens do not count
-    stages: list[tuple[str, float]] = field(factory=list)  # each with the time when it began
+    stages: deque[tuple[str, float]] = field(factory=lambda: deque(maxlen=64))  # the last, with the times they began
 
 
 @define(eq=False)

@@ -67,8 +67,14 @@ class Client:
             self.hung_up.set()  # servers report the end of an answer like this
 
 
+@pytest.fixture(params=["2.3", "2.4"])
+def spec_version(request):
+    """Of ASGI. Before 2.4, Starlette hears beside an answer that streams whether the client goes; so it is on uvicorn."""
+    return request.param
+
+
 @pytest.fixture(params=["asyncio", "trio"])
-def exchange(request):
+def exchange(request, spec_version):
     """Runs an application's one endpoint for a client that the caller makes within the loop, and returns the client."""
 
     def run(endpoint: Endpoint, make: Callable[[], Client] = lambda: Client(b""), **limits: Any) -> Client:
@@ -83,7 +89,7 @@ def exchange(request):
                 "query_string": b"",
                 "client": client,
             }
-            scope |= {"asgi": {"version": "3.0", "spec_version": "2.4"}, "state": {}}
+            scope |= {"asgi": {"version": "3.0", "spec_version": spec_version}, "state": {}}
             await app(scope, client.receive, client.send)
             client.unwound = (
                 client.generator is not None and client.generator.ag_frame is None
@@ -324,7 +330,7 @@ CODE = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "web_services.md").
 
 
 @pytest.mark.parametrize("code", CODE)
-def test_a_service_of_the_page_transcribes(code):
+def test_a_service_of_the_page_transcribes(code, spec_version):
     """The toy in the place of the real model."""
     sample = demo.samples()[3]
     names: dict[str, Any] = {}
@@ -336,7 +342,7 @@ def test_a_service_of_the_page_transcribes(code):
         app, client = names["app"], Client(sample.path.read_bytes())
         async with app.router.lifespan_context(app) as state:
             scope = {"type": "http", "method": "POST", "path": "/transcribe", "headers": [], "query_string": b""}
-            await app(scope | {"state": state, "asgi": {"spec_version": "2.4"}}, client.receive, client.send)
+            await app(scope | {"state": state, "asgi": {"spec_version": spec_version}}, client.receive, client.send)
         return client.body
 
     assert sample.text in asyncio.run(main()).decode()

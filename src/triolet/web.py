@@ -137,9 +137,13 @@ class _Exchange:
                 await self._pipe[0].send(message)
         self._cut_off(*_GONE)
         self._arrived.set()
+        if self._answered:
+            self._pipe[0].close()
 
     async def _receive(self) -> Message:
-        message: Message = {"type": "http.disconnect"} if self._answered else await self._pipe[1].receive()
+        message: Message = {"type": "http.disconnect"}
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError):  # the answer has ended
+            message = await self._pipe[1].receive()
         return message
 
     async def _send(self, message: Message) -> None:
