@@ -67,8 +67,8 @@ def in_header(sentences: Sequence[str]) -> str:
 
 async def tokens_of(engine: Engine, query: Query) -> list[int]:
     """Returns the prompt of ``query`` in tokens, as the model would read it."""
-    [request] = await engine.inside.requests_of(query)
-    return list(request.prompt_token_ids)
+    first, *_ = await engine.inside.requests_of(query)  # one for each of `n` answers, all of the same prompt
+    return list(first.prompt_token_ids)
 
 
 def answered(body: BaseModel) -> Response:

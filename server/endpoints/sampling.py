@@ -110,7 +110,7 @@ def completion_logprobs(
     """Returns the tokens of ``part`` with their log-probabilities, in the shape of completions. ``before`` has the
     tokens of the prompt with their places, if they are told, too; nothing is known of the first one."""
     scores: Iterator[tuple[float | None, Sequence[tuple[int, float]]]] = chain([(None, ())], part.prompt_logprobs or ())
-    rows = [(token, place, *score) for (token, place), score in zip(before, scores, strict=False)]
+    rows = [(token, place, *score) for (token, place), score in zip(before, scores, strict=bool(before))]
     rows += [(token, places.of(token), logprob, likeliest) for token, logprob, likeliest in _tokens(part)]
     tops = [
         None if logprob is None else {token_name(known, one): value for one, value in (*likeliest, (token, logprob))}

@@ -115,6 +115,13 @@ def test_the_tokens_are_told_whole_and_as_a_stream(service: Served, path: str) -
     first, *others = [part if path == CHAT else part["choices"][0] for part in parts]
     assert first["prompt_token_ids"] == prompt
     assert not any("prompt_token_ids" in other for other in others)
+    several = ask(service, path, return_token_ids=True, n=2)
+    assert [one["token_ids"] for one in several["choices"]] == [choice["token_ids"]] * 2
+    assert {tuple(one["prompt_token_ids"]) for one in (several["choices"] if path == PROMPTS else [several])} == {
+        tuple(prompt)
+    }
+    counted = events(service, path, return_token_ids=True, n=2)
+    assert {part["choices"][0]["index"] for part in counted} == {0, 1}
 
 
 @pytest.mark.parametrize("path", [CHAT, PROMPTS])
@@ -198,8 +205,11 @@ def test_prompts_are_scored_by_the_model(service: Served, most: int, prompts: li
             assert [one for part in parts for one in part["logprobs"][name]] == told[name]
         assert "".join(part["text"] for part in parts) == choice["text"]
         assert (parts[-1]["finish_reason"], choice["finish_reason"]) == ("length", "length")
-    usage = ask(service, PROMPTS, prompt="one two", **asked)["usage"]
-    assert usage["completion_tokens"] == most
+    several = ask(service, PROMPTS, prompt=prompts[0], n=2, **asked)
+    assert [{**one, "index": 0} for one in several["choices"]] == [
+        ask(service, PROMPTS, prompt=prompts[0], **asked)["choices"][0]
+    ] * 2
+    assert several["usage"]["completion_tokens"] == 2 * most
 
 
 THOUGHT = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
