@@ -37,6 +37,7 @@ from .sources import (
 from .timeline import AudioFault, FaultLog, Timeline
 
 _LOUDEST = 2.0**32  # integers kept as floats are smaller; larger values are no sound
+_CANCELLED = 1e-3  # of the channels' mean power: a mix with less is as good as silent
 _AS_INTEGERS = 0.25  # if more samples than this are above `MAX_PEAK`, they are integers kept as floats
 
 
@@ -210,7 +211,7 @@ def _silence(count: int, most: int) -> Iterator[Samples]:
 
 
 def _mixed(frames: Samples, rate: int, start: float, faults: FaultLog) -> Samples:
-    """Returns the mean of the channels. Samples that are no sound count as 0.
+    """Returns the mean of the channels, or one of them if they cancel each other. Samples that are no sound count as 0.
 
     Raises:
         UnsupportedAudio: the samples are integers kept as floats.
@@ -218,6 +219,10 @@ def _mixed(frames: Samples, rate: int, start: float, faults: FaultLog) -> Sample
     with np.errstate(over="ignore", invalid="ignore"):
         channels = frames.shape[1]
         mono: Samples = frames[:, 0] if channels == 1 else frames @ np.full(channels, 1 / channels, np.float32)
+        powers = np.einsum("ij,ij->j", frames, frames)
+        if channels > 1 and mono @ mono < _CANCELLED * powers.mean():
+            faults.add("channels", start, start + len(frames) / rate)
+            mono = frames[:, np.argmax(powers >= powers.max() / 2)].copy()
         if np.abs(mono).max(initial=0.0) <= MAX_PEAK:
             return mono
         loud = ~(np.abs(frames) <= MAX_PEAK)
@@ -271,9 +276,9 @@ def load_audio(
     """Returns the audio of ``source`` as mono samples, float32, shape (n,), at ``sampling_rate`` Hz.
 
     A source is a path, bytes, a binary file object or an array. Files and bytes may have any sampling rate and
-    channels: channels are averaged, and soxr converts the rate. A file object is read from its position to its end and
-    left open. Of a film it is the track that the file marks as its default, or else the first; `with_track` chooses
-    another one.
+    channels: channels are averaged (one is read where they cancel each other), and soxr converts the rate. A file
+    object is read from its position to its end and left open. Of a film it is the track that the file marks as its
+    default, or else the first; `with_track` chooses another one.
 
     A sample's place is its time in the file. Where a track begins late or its times leave out a part, there is silence;
     so it is where less than 0.1 s is damaged, or a sample is NaN or infinite. It is an error if more is damaged, or if

@@ -23,7 +23,7 @@ class AudioFault:
         end: the end of the last place.
         kind: ``"damaged"``: packets that cannot be decoded, or samples that are no numbers; ``"cut short"``: the file
             ends before the end that it states; ``"gap"``: its times leave out a part; ``"joined"``: its program or its
-            clock changes; ``"tracks"``: it has several audio tracks.
+            clock changes; ``"channels"``: its channels cancel each other; ``"tracks"``: it has several audio tracks.
         message: the sentence for the user.
         seconds: how much of the audio is silence instead, or is missing at the end.
         is_loss: something may not have been heard, so that `strict` refuses the file.
@@ -49,7 +49,8 @@ class _Places:
     def add(self, start: float, end: float) -> None:
         if not self.count:
             self.start = start
-        self.count, self.seconds, self.end = self.count + 1, self.seconds + end - start, end
+        self.count += start != self.end or not self.count  # a place may go on
+        self.seconds, self.end = self.seconds + end - start, end
 
     def __str__(self) -> str:
         where = (
@@ -74,9 +75,9 @@ class FaultLog:
     _told: list[AudioFault] = field(factory=list, init=False)
 
     def add(self, kind: str, start: float, end: float) -> None:
-        """Adds a place: ``kind`` is "damaged", "no number", "gap" or "joined"."""
+        """Adds a place: ``kind`` is "damaged", "no number", "gap", "joined" or "channels"."""
         self._places.setdefault(kind, _Places()).add(start, end)
-        if end - start >= _LEAST_SPAN and kind != "no number":
+        if end - start >= _LEAST_SPAN and kind not in ("no number", "channels"):
             self.lost.append((start, end))
 
     def tell(self, fault: AudioFault) -> None:
@@ -96,6 +97,7 @@ class FaultLog:
             "damaged": "is damaged: what could not be decoded {} counts as silence. " + _ADVICE,
             "no number": "has samples that are NaN, infinite or too large {}; they count as silence. " + _ADVICE,
             "gap": "has no sound {} by its own times, which counts as silence",
+            "channels": "has channels that cancel each other {}; one of them is read there",
             "joined": "joins recordings: its program or its clock changes {}; what follows is placed after it",
         }
         found = list(self._told)
@@ -104,8 +106,8 @@ class FaultLog:
             if one is None or (kind == "gap" and one.seconds < _LEAST_GAP):
                 continue
             called = "damaged" if kind == "no number" else kind
-            said = f"{self.name} {sentence.format(one)}"
-            found.append(AudioFault(one.start, one.end, called, said, one.seconds, kind != "joined"))
+            said, is_loss = f"{self.name} {sentence.format(one)}", kind not in ("joined", "channels")
+            found.append(AudioFault(one.start, one.end, called, said, one.seconds * is_loss, is_loss))
         return tuple(found)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from triolet.api.inputs import audio
 from triolet.api.inputs.audio import content_key, load_audio
+from triolet.api.inputs.recording import Recording
 from triolet.api.inputs.sources import is_pair, with_rate
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 
@@ -182,6 +183,23 @@ def test_channels_are_averaged(channels: int) -> None:
     frames = np.stack([tone() * (index + 1) / channels for index in range(channels)], axis=1)
     samples = load_audio(encode(frames, subtype="FLOAT"))
     np.testing.assert_allclose(samples, frames.mean(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [2, 6])
+async def test_channels_that_cancel_each_other_are_read_as_one_and_told(channels: int) -> None:
+    """Only where they do: the second second has two channels of noise, the last one is silent."""
+    voice, noise = tone(), 0.1 * np.random.default_rng(0).standard_normal((RATE, channels)).astype(np.float32)
+    turned = np.zeros((RATE, channels), np.float32)
+    turned[:, -2:] = voice[:, None] * (1, -1)
+    frames = np.concatenate([turned, turned, noise, turned, np.zeros_like(noise)])
+    async with Recording(encode(frames, subtype="FLOAT"), strict=True) as recording:
+        samples = await recording.window(0, 6 * RATE)
+        (fault,) = recording.faults
+    expected = np.concatenate([voice, voice, noise.mean(axis=1), voice, np.zeros(RATE)])
+    np.testing.assert_allclose(samples, expected, atol=1e-6)
+    told = "has channels that cancel each other in 2 places, the first at 0.00 s (3.00 s in all); one of them is read"
+    assert fault.message.endswith(f"{told} there")
+    assert (fault.is_loss, recording.lost) == (False, ())
 
 
 @pytest.mark.parametrize("kind", ["MP3", "OGG"])
