@@ -63,6 +63,12 @@ class History:
         else:
             self._tokens = [*self._last(self.room), *token_ids]
 
+    @property
+    def callers(self) -> tuple[int, ...]:
+        """The tokens of the caller's texts among those that the next window gets."""
+        begun = self._tokens != list(self.initial)
+        return (*self.always, *(() if begun else self._last(self.room)))
+
     def clear(self) -> None:
         """Drops all text, since it has misled the model."""
         self._tokens.clear()

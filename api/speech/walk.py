@@ -14,7 +14,7 @@ from ..outputs.results import Segment
 from .plan import Plan, speech_within
 from .reader import WindowReader, aligned_by_frames, cut_by_frames
 from .recipe import Context, History, Recipe
-from .windows import Assessment, Attempt, Surroundings, without_hallucinations
+from .windows import Assessment, Attempt, Surroundings, is_echo, without_echo, without_hallucinations
 from .words import place_words, segment_ending_by
 
 _LEAST_MOVE = 1.0  # seconds: after a second shorter move in a row, the next window starts at this one's end
@@ -118,13 +118,18 @@ class Walk:
     async def _read_twice(
         self, sound: Sound, language: str | None, start: int, stop: int
     ) -> tuple[Attempt, WindowRead]:
-        """Reads the window [start, stop). If somebody speaks but the model writes nothing, the text before the window
-        may have misled the model: the window is read once more without that text, and if there was none, without the
-        hotwords and the initial prompt."""
+        """Reads the window [start, stop). If somebody speaks but the model writes nothing, or its text may be an echo,
+        the text before the window may have misled the model: the window is read once more without that text, and if
+        there was none, or after an echo, without the hotwords and the initial prompt."""
         before = self._history.last(language=language)
         context = Context(name=f"{self.name}{self._windows}", language=language, before=before, first=self.first)
         attempt = await self.reader.read(sound, context)
         read = self._read(attempt, start, stop)
+        callers, options = self.recipe.model.decode(self._history.callers), self.recipe.options
+        if before and read.segments and is_echo(attempt.assessment, callers, options):
+            plain = await self.reader.read(attempt.sound, evolve(context, before=()))
+            taken = without_echo(attempt, plain, options)
+            return taken, evolve(self._read(taken, start, stop), misled=taken is plain)
         speech = speech_within(self.plan.speech, start, stop)
         if read.segments or not before or speech < self.recipe.samples(_MISSED):
             return attempt, read

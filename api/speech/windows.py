@@ -7,6 +7,7 @@ functions.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 
@@ -89,6 +90,10 @@ class Assessment:
             return True
         return self._hears_nobody(options) and (options.logprob_threshold is None or self.is_improbable(options))
 
+    def hears_somebody(self, options: TranscribeOptions) -> bool:
+        """True if the text is good, and the model does not say that nobody speaks."""
+        return self.is_good(options) and bool(self.text.strip()) and not self._hears_nobody(options)
+
     def _hears_nobody(self, options: TranscribeOptions) -> bool:
         """True if the model says that nobody speaks, whatever the text is."""
         limit = options.no_speech_threshold
@@ -119,6 +124,35 @@ def best_attempt(attempts: Sequence[Attempt], options: TranscribeOptions) -> Att
     if calm:
         return max(calm, key=lambda one: one.assessment.avg_logprob)
     return min(attempts, key=lambda one: one.assessment.compression_ratio)
+
+
+# ---- text that comes from the text before ----------------------------------------------------------------------------
+
+
+_WORD = re.compile(r"\w+")
+
+
+def _says_again(text: str) -> bool:
+    """True if the words of a text are there twice or more, in the mean."""
+    words = _WORD.findall(text.casefold())
+    return 2 * len(set(words)) <= len(words)
+
+
+def is_echo(found: Assessment, callers: str, options: TranscribeOptions) -> bool:
+    """True if the text before a window may have made its text: the text repeats itself at every temperature; or a third
+    of its words are those of the ``callers``, and it says words again, or voice activity has not heard the window."""
+    words, known = _WORD.findall(found.text.casefold()), {*_WORD.findall(callers.casefold())}
+    repeated = bool(known) and 3 * sum(word in known for word in words) >= len(words)
+    return found.repeats(options) or (repeated and (options.voice_activity == "off" or _says_again(found.text)))
+
+
+def without_echo(found: Attempt, plain: Attempt, options: TranscribeOptions) -> Attempt:
+    """Returns the attempt that is taken: ``found``, whose text may be an echo, or ``plain``, which had no text before
+    it. A text that repeats itself is an echo; another one if nobody is heard without the text before."""
+    if plain.assessment.repeats(options):
+        return best_attempt((found, plain), options)
+    again = found.assessment.repeats(options) or _says_again(found.assessment.text)
+    return found if not again and plain.assessment.hears_somebody(options) else plain
 
 
 # ---- words that nobody spoke -----------------------------------------------------------------------------------------

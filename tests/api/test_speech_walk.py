@@ -303,6 +303,40 @@ async def test_where_somebody_speaks_and_the_model_says_nothing_it_is_asked_with
     assert transcript.text == before + ("b" if len(asked) == 3 else "")
 
 
+OFF = {"voice_activity": "off", "hotwords": "Åsa, Ödön"}
+AGAIN = " so so so" * 30
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "second", "taken"),
+    [
+        (OFF, " and Ödön.", NOTHING, ""),  # noise is heard as one of the names
+        (OFF, " ...", " Thanks.", "Thanks."),
+        (OFF, " Ödön", " Eden", "Ödön"),  # somebody is heard without the names, too
+        (OFF, " Ödön spoke to me", None, "Ödön spoke to me"),  # a quarter of the words
+        ({"hotwords": "Ödön"}, " Ödön", None, "Ödön"),  # voice activity hears somebody
+        ({"initial_prompt": "Hello. " * 500}, " Hello. Hello.", " Good day.", "Good day."),
+        ({"initial_prompt": "names"}, AGAIN, " so", "so"),  # whatever repeats itself
+        ({"initial_prompt": "names"}, AGAIN, AGAIN + AGAIN, AGAIN.strip()),
+        ({}, AGAIN, None, AGAIN.strip()),  # there is no text that could have misled the model
+    ],
+    ids=["noise", "marks", "heard", "few", "voiced", "prompt", "repeats", "both", "none"],
+)
+async def test_a_text_that_may_be_an_echo_is_read_once_more_without_the_text_before(
+    options: dict[str, str], told: str, second: str | Generated | None, taken: str
+) -> None:
+    """The window behind has what was taken before it, and of the rest no more than the hotwords."""
+    without = [] if second is None else [answer(0.0, second, 30.0) if isinstance(second, str) else second]
+    script = Script(answer(0.0, told, 30.0, no_speech=0.5), *without, answer(0.0, " z", 30.0))
+    plan = plain() if options is OFF else voiced((0, 60), seconds=60)
+    transcript = await begin(ramp(60), script, options_of(**options), plan=plan).transcript()
+    assert transcript.text == f"{taken} z".strip()
+    first, *again, last = texts_before(script)
+    assert again == [""] * len(without)
+    if without and taken != told.strip():
+        assert last == first * ("hotwords" in options) + (f" {taken}" if taken else "")
+
+
 @pytest.mark.parametrize("second", [NOTHING, answer(0.0, "b", 30.0)], ids=["nothing again", "a text"])
 async def test_a_second_reading_forgets_the_text_before(second: Generated) -> None:
     """The windows behind have what the second reading told before them, and nothing older."""

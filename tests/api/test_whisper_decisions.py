@@ -469,9 +469,9 @@ LONG = tokens(0.0, "x" * 300, 5.0)
     ],
 )
 async def test_the_text_before_a_window(first: Generated, options: dict[str, Any], prompt: tuple[int, ...]) -> None:
-    """What stands before <|startoftranscript|> in the second window's prompt."""
+    """What stands before <|startoftranscript|> in the second window's prompt. Repetition counts for nothing here."""
     script = Script(first, answer(0.0, " b", 5.0))
-    transcription = begin(ramp(60), script, options_of(**options))
+    transcription = begin(ramp(60), script, options_of(compression_ratio_threshold=None, **options))
     await transcription.next_window()
     await transcription.next_window()
     found = script.requests[1].prompt_token_ids
