@@ -38,6 +38,10 @@ class Faulty:
         raise RuntimeError("not yet")
 
     schedule = update = finish = add_request
+
+class Asks(Faulty):
+    def __init__(self, limits):
+        self.pages = limits.pages
 """
 
 
@@ -81,6 +85,11 @@ def test_findings_are_told_and_end_with_status_1(run: Any) -> None:
     ("words", "told"),
     [
         (["some_engine:Faulty", "--protocol", "scheduler"], "Faulty has no add_request, schedule, update; see"),
+        (
+            ["some_scheduler:Asks"],
+            "asks it for 'pages'. If it is a scheduler, examine it",
+        ),
+        (["some_scheduler:Faulty"], "Faulty has no plan, executed, release"),
         (["some_engine:Mute"], "plan returned None; allowed: a tuple of answers, frees and encodes"),
     ],
 )
@@ -89,6 +98,13 @@ def test_a_wrong_adapter_is_a_finding(words: list[str], told: str, run: Any) -> 
     assert (status, err) == (1, "")
     assert "speaks the protocol" in out
     assert told in out
+
+
+def test_what_must_happen_and_never_does_fails_the_search(run: Any) -> None:
+    words = ("triolet_kit.step_engine:Adapter", "--workloads", "20", "--must-happen", "hit", "--must-happen", "resets")
+    status, out, _ = run(*words)
+    assert (status, "must happen, and never did: resets\n" in out) == (1, True), out
+    assert run(*words, "--declare", "resets=yes", "--workloads", "60")[0] == 0
 
 
 def test_what_is_ignored_is_only_counted(run: Any) -> None:
@@ -160,9 +176,14 @@ def test_without_findings_no_test_is_written(run: Any) -> None:
         (["some_engine:Faulty", "--declare", "steps_in_flight=many"], 2, "allowed: an integer"),
         (["some_engine:Faulty", "--declare", "steps_in_flight=9"], 2, "steps_in_flight"),
         (["some_engine:Faulty", "--declare", "missed_free=never"], 2, "missed_free"),
+        (
+            ["some_scheduler:Faulty", "--protocol", "scheduler", "--declare", "page_sizes=1,x"],
+            2,
+            "integers, as 1,2,4",
+        ),
         (["some_engine:Faulty", "--workloads", "0"], 2, "--workloads"),
         (["some_engine:Faulty", "--replay", "0"], 2, "--replay"),
-        (["some_engine:Faulty", "--replay", "1", "--emit-test", "x.py"], 2, "leave out --ignore and --emit-test"),
+        (["some_engine:Faulty", "--replay", "1", "--emit-test", "x.py"], 2, "leave out --ignore, --must-happen"),
         (["some_engine:Faulty", "--ignore", "no bugs"], 2, "there is no promise 'no bugs'; allowed: one of speaks"),
         (["some_engine:Faulty", "--emit-test", "absent/test.py"], 1, "cannot be written"),
     ],
@@ -177,7 +198,7 @@ def test_the_help_names_every_declaration_with_its_default(run: Any) -> None:
     told = run("--help")[1]
     for declaration in (StepDeclaration, SchedulerDeclaration):
         assert all(f"{one.name}=" in told for one in declaration.__attrs_attrs__)
-    assert "page_size=1, aborts=yes, decodes_all=no" in " ".join(told.split())
+    assert "page_sizes=1,2,4, aborts=yes, decodes_all=no" in " ".join(told.split())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import pickle
 
 import pytest
+from attrs import evolve
 
 from triolet_kit.findings import RAISES_NOTHING, BrokenPromise, Findings, Promise, Script, Severity, Table
 from triolet_kit.search import Search, import_of, raised, without_some
@@ -186,6 +187,27 @@ def test_errors_of_the_subject_are_findings_by_type_and_function():
     assert (finding.promise, finding.kind) == (RAISES_NOTHING, "KeyError in fails")
 
 
+def test_a_bare_assert_is_told_by_its_source():
+    def fails(workload, played):
+        try:
+            assert len(workload) == 99
+        except AssertionError as error:
+            bare = AssertionError().with_traceback(error.__traceback__)  # pytest gives it a message
+            raise raised(bare, Table()) from error
+
+    (finding,) = searching(fails).examine(workloads=1)
+    assert "AssertionError: assert len(workload) == 99 (" in finding.what
+
+
+def test_what_seldom_happens_is_told_and_what_must_happen_fails_the_search():
+    findings = evolve(searching(play), expected=("numbers",)).examine(workloads=300, must_happen=["numbers"])
+    assert (findings.thin, findings.missed) == ((), ())
+    findings = evolve(searching(lambda *_: None), expected=("numbers",)).examine(workloads=3, must_happen=["numbers"])
+    assert "seldom or never: numbers 0\n  This is hardly checked" in str(findings)
+    with pytest.raises(AssertionError, match="must happen, and never did: numbers"):
+        findings.raise_if_any()
+
+
 def test_the_emitted_file_has_a_test_for_each_finding():
     written = search().tests()
     names = {}
@@ -200,6 +222,7 @@ def test_the_emitted_file_has_a_test_for_each_finding():
         names[name]()
     assert sorted(made) == [(3, 7), (7, 3), (9,)]
     assert names["test_no_nine"].__doc__ == "there is a nine. Nines take long."
+    assert names["test_no_seven"].__doc__.endswith("number\n    ----  ------\n    1     7\n    ")  # the history
 
 
 def test_the_emitted_file_is_python_whatever_an_error_says():

@@ -18,7 +18,7 @@ from triolet_scheduler import TrioletScheduler
 
 from triolet_kit.findings import ALWAYS_FREED, RAISES_NOTHING, SPEAKS, BrokenPromise, Promise
 from triolet_kit.paged_device import BALANCE, GIVEN_AWAY, PagedDevice
-from triolet_kit.scheduler_play import FREE_FOLLOWS, STARVES
+from triolet_kit.scheduler_play import FREE_FOLLOWS, REFUSED, STARVES, TERMINAL
 from triolet_kit.scheduler_workloads import answer, draw
 from triolet_kit.schedulers import (
     PROMISES,
@@ -45,7 +45,7 @@ from .mutants_of_schedulers import (
     SamplesOneTooMany,
     ServesTheLastFirst,
 )
-from .small_scheduler import SmallScheduler
+from .small_scheduler import Sequence, SmallScheduler
 
 STRICT = SchedulerDeclaration(settled=True, refuses=True)
 WORKLOADS = 1000
@@ -198,15 +198,53 @@ class DecodesAll(SmallScheduler):
             super().go_on(sequence)
 
 
+class Reserves(SmallScheduler):
+    """A request runs if the token behind its last one fits too, and three more."""
+
+    def fits(self, request):  # type: ignore[no-untyped-def]
+        return super().fits(replace(request, max_tokens=request.max_tokens + 4))
+
+
+class Discards(SmallScheduler):
+    """Who is preempted loses the tokens that steps in flight sample for it."""
+
+    def go_on(self, sequence):  # type: ignore[no-untyped-def]
+        lost = [one for one in self.running if one.in_flight == one.sampling == 1 and one is not sequence]
+        if sequence in self.running and self.missing(sequence, sequence.fed + 1) > self.available() and lost:
+            self.preempt(lost[-1])
+        super().go_on(sequence)
+
+    def update(self, step, tokens):  # type: ignore[no-untyped-def]
+        for at, (one, life, chunk) in enumerate(self.flights[0]):
+            if chunk.samples and life != one.life:
+                one.sampling -= 1
+                self.flights[0][at] = one, life, evolve(chunk, samples=False)
+        return super().update(step, tokens)
+
+
 class NobodyLeaves(SmallScheduler):
     """There is no abort."""
 
     finish = None  # type: ignore[assignment]
 
 
+class TokenByToken(SmallScheduler):
+    """It has no pages."""
+
+    def __attrs_post_init__(self) -> None:
+        assert self.limits.page_size == 1
+        super().__attrs_post_init__()
+
+
 @pytest.mark.parametrize(
     ("engine", "option", "otherwise"),
-    [(DecodesAll, {"decodes_all": True}, BALANCE), (NobodyLeaves, {"aborts": False}, SPEAKS)],
+    [
+        (DecodesAll, {"decodes_all": True}, BALANCE),
+        (NobodyLeaves, {"aborts": False}, SPEAKS),
+        (Reserves, {"headroom": 4}, REFUSED),
+        (Discards, {"discards": True}, TERMINAL),
+        (TokenByToken, {"page_sizes": (1,)}, RAISES_NOTHING),
+    ],
 )
 def test_an_engine_is_sound_under_its_declaration(
     engine: type[SmallScheduler], option: dict[str, Any], otherwise: Promise
@@ -296,9 +334,51 @@ def test_a_replay_shows_one_workload_of_a_search() -> None:
     assert len(whole.table.rows) > len(replay.table.rows) > len(finding.table.rows)
 
 
+def test_every_number_of_a_workload_gets_as_small_as_it_can() -> None:
+    """Pages, places, steps in flight, tokens and their values."""
+    [finding] = examine_scheduler(HashesWithoutParent, STRICT, workloads=5)
+    least = Limits(pages=3, page_size=1, max_step_tokens=16, max_running=1, room=1, steps_in_flight=1)
+    assert finding.shrunk.limits == least
+    assert sorted(request.tokens for request in finding.shrunk.requests) == [(1,), (1, 1, 1)]
+
+
+def test_a_request_that_was_preempted_is_named_and_an_adapter_may_count_events() -> None:
+    class Counts(SmallScheduler):
+        def __attrs_post_init__(self) -> None:
+            super().__attrs_post_init__()
+            self.events = {"gives way": 0}
+
+        def preempt(self, victim: Sequence) -> None:
+            self.events["gives way"] += 1
+            super().preempt(victim)
+
+    replays = (replay_scheduler(Counts, STRICT, number=number) for number in range(1, 99))
+    replay = next(one for one in replays if one.statistics["preemptions"])
+    assert replay.statistics["gives way"]
+    assert ", preempted before: " in str(replay)
+    examine_scheduler(Counts, STRICT, workloads=replay.number, must_happen=["gives way"]).raise_if_any()
+
+
+def test_an_engine_may_take_turns_without_work() -> None:
+    class Dawdles(SmallScheduler):
+        turns = 0
+
+        def schedule(self):  # type: ignore[no-untyped-def]
+            self.turns += 1
+            return None if self.turns % 12 else super().schedule()
+
+    assert not list(broken(Dawdles, evolve(STRICT, fair=False), 40))
+
+
+def test_worlds_are_small_and_large() -> None:
+    worlds = [draw(SchedulerDeclaration(), Random(number)) for number in range(300)]
+    pages, requests = {one.limits.pages for one in worlds}, {len(one.requests) for one in worlds}
+    assert (min(pages), max(pages) > 50, min(requests), max(requests)) == (2, True, 1, 9)
+
+
 def test_a_bug_that_shows_at_the_end_has_a_short_history_too() -> None:
-    for mutant, most in ((FreesTwice, 10), (HashesWithoutParent, 10), (ServesTheLastFirst, 40)):
-        assert all(len(finding.table.rows) <= most for finding in examine_scheduler(mutant, STRICT, workloads=50))
+    for mutant, most in ((FreesTwice, 14), (HashesWithoutParent, 10), (ServesTheLastFirst, 40)):
+        assert all(len(finding.table.rows) <= most for finding in examine_scheduler(mutant, STRICT, workloads=20))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +413,7 @@ def test_an_item_that_is_freed_while_its_reader_is_preempted_is_a_phantom_then()
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"missed_free": "Fault"}, {"steps_in_flight": 7}, {"steps_in_flight": 0}, {"page_size": 0}]
+    "wrong", [{"missed_free": "Fault"}, {"steps_in_flight": 7}, {"steps_in_flight": 0}, {"page_sizes": (0,)}]
 )
 def test_a_declaration_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -223,6 +223,8 @@ class SchedulerPlay:
 
     def run(self) -> bool:
         """Runs the oldest step, and updates the scheduler. Returns whether there was a step with work to do."""
+        while self.declared.overlaps and self.plan():
+            pass
         self.note("run")
         if not self.flights:
             return False

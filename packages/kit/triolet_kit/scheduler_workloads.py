@@ -55,6 +55,8 @@ class SchedulerDeclaration:
             these.
         discards: a token that a step in flight samples may be thrown away if its request is preempted meanwhile. The
             request samples it again.
+        overlaps: the step loop plans the next step before it waits for the last one, always. So no step is run while
+            another one can be planned, and `Limits.steps_in_flight` is what is declared.
     """
 
     steps_in_flight: int = field(default=2, validator=validators.in_((1, 2)))
@@ -73,6 +75,7 @@ class SchedulerDeclaration:
     decodes_all: bool = False
     headroom: int = field(default=0, validator=validators.ge(0))
     discards: bool = False
+    overlaps: bool = False
 
 
 @frozen(kw_only=True)
@@ -97,6 +100,7 @@ class _Weights:
     """
 
     room: tuple[int, int]  # the fewest and the most tokens that all pages hold
+    tight: bool  # the largest request fills nearly all pages
     places: tuple[int, int]
     requests: tuple[int, int]
     tokens: int  # how many different ones prompts have
@@ -121,6 +125,7 @@ class _Weights:
         pick = random.choice
         return cls(
             room=pick(((4, 8), (6, 16), (12, 40), (24, 64))),
+            tight=pick((False, True)),
             places=pick(((1, 2), (2, 4), (2, 4), (4, 8))),
             requests=pick(((1, 3), (2, 5), (2, 5), (4, 9))),
             tokens=pick((1, 2, 2, 2)),
@@ -128,7 +133,7 @@ class _Weights:
             longest=pick((0.3, 0.6, 1.0)),
             shortest=pick((0.0, 0.0, 0.5, 0.9)),
             small=pick((0.0, 0.2, 0.5)),
-            brief=pick((0.0, 0.3, 0.8)),
+            brief=pick((0.0, 0.0, 0.4, 0.8)),
             again=pick((0.0, 0.3, 0.3, 0.7)),
             cuts=pick((0.0, 0.5, 0.8)),
             items=pick((0.0, 0.5, 0.5, 0.8)),
@@ -151,14 +156,17 @@ def draw(declared: SchedulerDeclaration, random: Random) -> SchedulerWorkload:
         max_step_tokens=random.choice((1, 2, 3, 4, 6, 8, _MANY)),
         max_running=random.randint(*weights.places),
         room=random.randint(1, 4) if declared.items else 0,
-        steps_in_flight=random.randint(1, declared.steps_in_flight),
+        steps_in_flight=declared.steps_in_flight if declared.overlaps else random.randint(1, declared.steps_in_flight),
     )
     if declared.decodes_all:
         limits = replace(limits, max_step_tokens=max(limits.max_step_tokens, limits.max_running))
     requests = _requests(declared, weights, limits, random)
-    return SchedulerWorkload(
-        limits=limits, requests=requests, operations=_operations(declared, weights, len(requests), random)
-    )
+    if weights.tight:
+        needs = [len(one.tokens) + one.max_tokens - 1 + declared.headroom for one in requests]
+        most = max((-(-need // size) for need in needs if need <= limits.pages * size), default=limits.pages)
+        limits = replace(limits, pages=min(limits.pages, max(2, most + random.randint(0, 2))))
+    operations = _operations(declared, weights, len(requests), random)
+    return SchedulerWorkload(limits=limits, requests=requests, operations=operations)
 
 
 def _requests(
@@ -287,7 +295,8 @@ def _simpler_limits(declared: SchedulerDeclaration, limits: Limits) -> Iterator[
     """Yields limits with one number that is simpler: less of a thing, but the most step tokens, which split nothing."""
     if limits.max_step_tokens < _MANY:
         yield replace(limits, max_step_tokens=_MANY)
-    least = {"steps_in_flight": 1, "max_running": 1, "page_size": min(declared.page_sizes)}
+    fewest = declared.steps_in_flight if declared.overlaps else 1
+    least = {"steps_in_flight": fewest, "max_running": 1, "page_size": min(declared.page_sizes)}
     least |= {"pages": 1 + -(-declared.headroom // limits.page_size), "room": min(1, limits.room)}
     for name, few in least.items():
         now = getattr(limits, name)
