@@ -118,8 +118,9 @@ export class Figures {
     this.requests = new Tile("figure-requests", "Requests", palette);
     this.ended = {};
     const rows = Object.keys(ENDS).map((outcome) => {
-      this.ended[outcome] = [element("span"), element("dd")];
-      return element("div", {}, element("dt", {}, endSwatch(palette, outcome), this.ended[outcome][0]), this.ended[outcome][1]);
+      const [name, count] = [element("span", {}, wordFor(outcome)), element("dd")];
+      this.ended[outcome] = [name, count];
+      return element("div", {}, element("dt", {}, endSwatch(palette, outcome), name), count);
     });
     this.requests.canvas.replaceWith(element("dl", { className: "ended" }, ...rows));
     this.memory = new Tile("figure-memory", "Memory", palette);
@@ -157,14 +158,16 @@ export class Figures {
   #requests(models) {
     const of = (read) => models.reduce((all, one) => all + read(one), 0);
     const waiting = of((one) => one.waiting);
-    this.requests.tell(whole(of((one) => one.users)), waiting ? `now, ${whole(waiting)} waiting for a model` : "now", "");
+    const wait = waiting ? `now, ${whole(waiting)} waiting for a model` : "now";
+    this.requests.tell(whole(of((one) => one.users)), wait, "");
     for (const [outcome, [name, count]] of Object.entries(this.ended)) {
       write(name, wordFor(outcome));
       write(count, whole(of((one) => one.ended[outcome] ?? 0)));
     }
     const loaded = models.filter((one) => one.engine);
     const total = loaded.reduce((all, one) => all + one.bytes, 0);
-    this.memory.tell(total ? bytes(total) : "–", "", total ? `${plural(loaded.length, "model")} loaded` : "no model is loaded");
+    const note = total ? `${plural(loaded.length, "model")} loaded` : "no model is loaded";
+    this.memory.tell(total ? bytes(total) : "–", "", note);
   }
 
   #cache(of) {

@@ -13,7 +13,7 @@ import { Speech } from "./speech.js";
 import { Timeline } from "./timeline.js";
 import { fail, requestName, World } from "./world.js";
 
-const NOTHING = "No request yet. Drop a recording, or write a message: its bar shows here what becomes of it.";
+const NOTHING = "No request yet. Each will have a bar here that shows what becomes of it.";
 const LOADING = "A model is being loaded; then the bars of its requests begin here.";
 const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
 const FRAME = 30; // milliseconds
@@ -96,7 +96,7 @@ class Page {
       most: 64,
       title: "Requests, by lane",
       hint: HINT,
-      nothing: NOTHING,
+      nothing: "", // nobody knows yet
       isOwn: (track) => titleOf(track.id) !== undefined,
     });
     this.entries = new Timeline({

@@ -10,11 +10,17 @@ const NEAR_SECONDS = 0.3; // of the pointer to a bar
 export class Timeline {
   /** `stages`: how each looks; `describe(track, now)`: the texts of a lane; `explain(track, now)`: all of a track. */
   constructor({ place, detail, palette, stages, describe, explain, least, most, title, hint, nothing, isOwn }) {
-    Object.assign(this, { detail, palette, stages, describe, explain, title, hint, nothing, isOwn });
+    Object.assign(this, { place, detail, palette, stages, describe, explain, title, hint, nothing, isOwn });
     this.lanes = new Lanes(least, most);
     this.rows = [];
     this.#build(place);
+    this.#setEmpty(true);
     this.#show(null);
+  }
+
+  #setEmpty(isEmpty) {
+    this.isEmpty = isEmpty;
+    this.place.classList.toggle("none", isEmpty);
   }
 
   #build(place) {
@@ -23,7 +29,6 @@ export class Timeline {
     this.canvas = element("canvas", { className: "bars", aria: { hidden: "true" } });
     this.more = element("p", { className: "more", hidden: true });
     this.body = element("div", { className: "body" }, this.canvas, this.list);
-    this.place = place;
     place.prepend(this.axis);
     place.append(element("div", { className: "scroll" }, this.body), this.more);
     this.list.addEventListener("keydown", (event) => this.#walk(event));
@@ -39,8 +44,7 @@ export class Timeline {
     for (const [index, row] of this.rows.entries()) this.#write(row, this.lanes.rows[index].at(-1) ?? null, now);
     this.more.hidden = !this.lanes.hidden;
     write(this.more, `and ${this.lanes.hidden} more`);
-    this.isEmpty = !tracks.length;
-    this.place.classList.toggle("none", this.isEmpty);
+    this.#setEmpty(!tracks.length);
     this.#tell(now);
   }
 
