@@ -69,7 +69,7 @@ class Client:
 
 @pytest.fixture(params=["2.3", "2.4"])
 def spec_version(request):
-    """Of ASGI. Before 2.4, Starlette hears beside an answer that streams whether the client goes; so it is on uvicorn."""
+    """Of ASGI. Before 2.4, as on uvicorn, Starlette hears beside an answer that streams whether the client goes."""
     return request.param
 
 
