@@ -264,6 +264,7 @@ class Turns:
     client: LiveClient
     settings: LiveSettings
     backlog: Backlog
+    has_failed: bool = field(default=False, init=False)  # a turn, or the session
     _now: Command | None = field(default=None, init=False)  # the latest command that was taken
     _taken: float = field(default=0.0, init=False)  # seconds of audio that were taken
     _before: float = field(default=0.0, init=False)  # the part of them before this turn
@@ -300,6 +301,15 @@ class Turns:
     def has_audio(self) -> bool:
         """True if the client has sent audio."""
         return self._taken > 0
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of a session that ends now: ``failed``, or ``aborted`` if audio of it has no text yet. Where the
+        server finds the turns, silence after them needs none."""
+        if self.has_failed:
+            return "failed"
+        waits = self.settings.turns is None and isinstance(self._now, MoreAudio)
+        return "aborted" if waits or self._item is not None or self.backlog.held else "finished"
 
     @property
     def _is_unwanted(self) -> bool:
@@ -412,6 +422,7 @@ class Turns:
         """Sends ``error`` to the client, for the present item if the client knows one. Skips some seconds of the audio
         that follows. If that audio would fail in the same way, or if the client ends turns itself, all audio up to the
         end of the turn is skipped. A commit of such a turn is answered with an item that fails."""
+        self.has_failed = True
         told = self.client.explained(error)
         if self._item is None and not self._owes:
             await self.client.tell("error", error={**told, "event_id": None})

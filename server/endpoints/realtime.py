@@ -52,18 +52,22 @@ async def listen(socket: WebSocket) -> None:
         await server.stop_called.wait()
         backlog.close()
 
-    with account, server.socket_open(session.cut_off):
-        await socket.accept("realtime" if "realtime" in socket.scope.get("subprotocols", ()) else None)
-        await client.tell("session.created", session=settings.told(client.name))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(session.read, nursery.cancel_scope)
-            nursery.start_soon(session.hear)
-            nursery.start_soon(close_on_stop)
-            await client.write()
-            await trio.sleep(_CLOSE_SECONDS)
-            nursery.cancel_scope.cancel()
-    if session.turns.has_audio:
-        server.one_ended(session.settings.heard.model, "finished")
+    outcome = "failed"
+    try:
+        with account, server.socket_open(session.cut_off):
+            await socket.accept("realtime" if "realtime" in socket.scope.get("subprotocols", ()) else None)
+            await client.tell("session.created", session=settings.told(client.name))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.read, nursery.cancel_scope)
+                nursery.start_soon(session.hear)
+                nursery.start_soon(close_on_stop)
+                await client.write()
+                await trio.sleep(_CLOSE_SECONDS)
+                nursery.cancel_scope.cancel()
+        outcome = session.turns.outcome
+    finally:
+        if session.turns.has_audio:
+            server.one_ended(session.settings.heard.model, outcome)
 
 
 @define(eq=False)
@@ -107,6 +111,7 @@ class _Session:
         self._give_up(_GOING_AWAY, _TIME_IS_OVER)
 
     def _give_up(self, code: int, why: Problem) -> None:
+        self.turns.has_failed = True
         self.client.end(code, why.message, why)
         self.backlog.close()
         self._hears.cancel()

@@ -385,6 +385,39 @@ async def test_a_session_that_overruns_the_servers_time_has_last_words(autojump_
         await talk.server.all_ended()
 
 
+@pytest.mark.parametrize(
+    ("way", "outcome"),
+    [
+        ("committed", "finished"),
+        ("silent", "finished"),
+        ("not committed", "aborted"),
+        ("not answered", "aborted"),
+        ("speaking", "aborted"),
+        ("turn fails", "failed"),
+        ("cut off", "failed"),
+        ("raises", "failed"),
+    ],
+)
+async def test_a_session_is_counted_by_its_outcome(autojump_clock: Any, way: str, outcome: str) -> None:
+    async with talking(SERVER if way in ("silent", "speaking") else None) as talk:
+        if way == "speaking":
+            talk.engine.told += [update(1.0, provisional=" so")]
+        if way == "turn fails":
+            talk.engine.faults.append(EncodeFailed("no"))
+        if way == "not answered":
+            talk.engine.may_answer = trio.Event()
+        talk.update(SERVER if way in ("silent", "speaking") else None, model="whisper")
+        talk.append(10)
+        if way not in ("silent", "not committed", "speaking"):
+            talk.commit()
+        await talk.settled()
+        if way == "cut off":
+            talk.server.cut_off()
+        if way == "raises":
+            talk.raw(3)  # type: ignore[arg-type]  # which hypercorn never gives
+    assert talk.server.answers["whisper"] == {outcome: 1}
+
+
 # -- who may enter -----------------------------------------------------------------------------------------------------
 
 
