@@ -67,7 +67,7 @@ class _Reader:
         thought = [message.reasoning_content or message.reasoning]
         if isinstance(message.content, list):
             thought += [part.text for part in message.content if isinstance(part, chat.ThinkingPart)]
-            parts = [(place, part) for place, part in enumerate(message.content) if part.type != "thinking"]
+            parts = _without_thinking(message.content)
             told["content"] = [await self._part(part, f"{where}.{index}") for index, part in parts] or ""
         if any(thought):
             told["reasoning_content"] = "\n".join(filter(None, thought))
@@ -93,6 +93,12 @@ class _Reader:
         return found
 
 
+def _without_thinking(content: object) -> list[tuple[int, chat.ContentPart]]:
+    """Returns the parts of ``content`` that the chat template gets in its place, each with its place in the request."""
+    parts = content if isinstance(content, list) else ()
+    return [(place, part) for place, part in enumerate(parts) if not isinstance(part, chat.ThinkingPart)]
+
+
 async def decode_media(
     engine: Engine, body: chat.ChatRequest, messages: list[dict[str, Any]], request: Request
 ) -> None:
@@ -110,7 +116,8 @@ async def decode_media(
     preparer, server = engine.model.preparer, server_of(request)
     room = _Room(engine, server, exchange_of(request).account)
     for index, message in enumerate(messages):
-        for place, part in enumerate(message["content"] if isinstance(message["content"], list) else ()):
+        sent = _without_thinking(body.messages[index].content)
+        for (place, _), part in zip(sent, message["content"] if sent else (), strict=True):
             kind = part["type"]
             if preparer is None or kind not in preparer.media:
                 continue

@@ -163,8 +163,14 @@ class ChatMessage(Marked):
         return sum(map(len, texts))
 
     @model_validator(mode="after")
-    def _has_content(self) -> ChatMessage:
+    def _fits_together(self) -> ChatMessage:
         check_content(self.role, self.content)
+        thoughts = [one for one in (self.reasoning_content, self.reasoning) if one]
+        if len({*thoughts}) > 1:
+            raise ValueError("reasoning_content and reasoning differ; give one of them")
+        parts = self.content if isinstance(self.content, list) else ()
+        if self.role != "assistant" and (thoughts or any(isinstance(part, ThinkingPart) for part in parts)):
+            raise ValueError(f"a message with the role {self.role} has reasoning; allowed: in those of the assistant")
         return self
 
 

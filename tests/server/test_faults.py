@@ -111,6 +111,7 @@ def hears(**given: Any) -> dict[str, Any]:
 
 
 ITEMS, TALK = ResponsesRequest, ChatRequest
+THOUGHT = {"type": "thinking", "thinking": "a"}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,19 @@ ITEMS, TALK = ResponsesRequest, ChatRequest
         (TALK, {"messages": []}, "messages", "0 items; allowed: 1 or more"),
         (TALK, hears(content=5), "messages.0.content", "Input should be a valid string; or Input should be a valid"),
         (TALK, hears(content=[{"type": "text"}]), "messages.0.content.0.text", "it is missing"),
+        (
+            TALK,
+            hears(content="a", reasoning="b"),
+            "messages.0",
+            "a message with the role user has reasoning; allowed: in",
+        ),
+        (TALK, hears(content=[THOUGHT]), "messages.0", "a message with the role user has reasoning; allowed: in"),
+        (
+            TALK,
+            {"messages": [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}]},
+            "messages.0",
+            "reasoning_content and reasoning differ; give one of them",
+        ),
         (CompletionRequest, {"prompt": ["a"] * 128, "n": 3}, None, "128 prompts with n=3 make too many answers; allow"),
         (TALK, {"messages": [HELLO], "top_logprobs": 3}, None, "top_logprobs is given without logprobs; set lo"),
     ],

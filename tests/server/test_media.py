@@ -245,6 +245,9 @@ def test_a_conversation_has_as_many_pixels_as_the_settings_allow(small: Served, 
     assert status == 413
     assert "content.1" in told
     assert "100 x 300 pixels; allowed: up to 20,000" in told
+    parts = [{"type": "thinking", "thinking": "a"}, picture(100, 500)]
+    body = {"model": "qwen2_vl", "messages": [{"role": "assistant", "content": parts}], "stream": stream}
+    assert "messages.0.content.1: " in small.get("/v1/chat/completions", body)[1]
 
 
 def test_a_conversation_has_as_many_images_and_audio_as_the_settings_allow(small: Served) -> None:
