@@ -20,7 +20,7 @@ from ..api.command_line.following import device_options
 from ..api.command_line.given import check_model, template_of
 from ..api.command_line.models import complete_models, model_named
 from ..api.command_line.pages import MODEL, HelpPage, in_flags
-from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
+from ..api.command_line.terminal import FAILED, INTERRUPTED, WrongInput, complain
 from ..core.checks import shown
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
@@ -202,7 +202,7 @@ class _Serve(HelpPage):
     type=click.Choice(FORMATS),
     default="text",
     show_default=True,
-    help="The form of all lines on standard error, those of the access log among them: text, or a JSON object each.",
+    help="The form of the lines of the log and the access log, on standard error: text, or a JSON object each.",
 )
 @click.option("--no-access-log", is_flag=True, help="Do not log each request.")
 @click.option(
@@ -225,13 +225,17 @@ def serve(**given: Any) -> int:
     After SIGTERM or ^C, running requests have --drain-seconds to end. A second SIGTERM or ^C ends them at once.
     docs/serving.md describes the endpoints, docs/operate.md all options.
     """
+    for library in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):  # read where they are imported first; their lines
+        os.environ.setdefault(library, "error")  # have a form of their own
+    log_to(sys.stderr, given["log_format"])
+    complains = complain if given["log_format"] == "text" else logging.getLogger("triolet.server").error
     try:
         from .heap import Heap
         from .observers import Observers
         from .server import Server
         from .settings import ServerSettings
     except ImportError as error:
-        complain(f"the server needs more packages: pip install 'triolet[server]' ({error})")
+        complains(f"the server needs more packages: pip install 'triolet[server]' ({error})")
         return FAILED
     if serve.replicas is not None:
         serve.replicas.check_options(given)
@@ -239,12 +243,12 @@ def serve(**given: Any) -> int:
     settings["api_keys"] = _keys(given["api_keys"], given["api_key_file"])
     settings["access_log"] = not given["no_access_log"]
     observers = Observers([Heap().heard])
-    server = Server(ServerSettings(**settings), _engines(observers, given), observers, _aligner(given))
-    for library in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):  # they have a form of their own for their lines
-        os.environ.setdefault(library, "error")
-    log_to(sys.stderr, given["log_format"])
+    try:
+        server = Server(ServerSettings(**settings), _engines(observers, given), observers, _aligner(given))
+    except WrongInput as error:
+        complains(error.message)
+        raise click.exceptions.Exit(error.exit_code) from None
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; clients are told
-    complains = complain if given["log_format"] == "text" else logging.getLogger("triolet.server").error
     return _run(server, preload=given["preload"] or len(server.engines.models) == 1, complains=complains)
 
 

@@ -1,4 +1,4 @@
-"""`LogFormat`: all lines that `triolet serve` writes to standard error in one form, for people or for programs."""
+"""`LogFormat`: the lines that `triolet serve` logs in one form, for people or for programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class LogFormat(logging.Formatter):
-    """Formats the log of the server, the engines and Python's warnings, and the access log, whose records are JSON
-    already. ``kind``: text, or one object of JSON for each line."""
+    """Formats the log of the server, engines and libraries, Python's warnings, and the access log, whose records are
+    JSON already. ``kind``: text, or one object of JSON for each line."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(_FORM)
@@ -38,12 +38,9 @@ class LogFormat(logging.Formatter):
 
 
 def log_to(stream: TextIO, kind: str) -> None:
-    """Writes all that the server logs to ``stream`` alone."""
+    """Writes the log of the server, and warnings of Python's and of libraries, to ``stream``."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LogFormat(kind))
     logging.captureWarnings(True)
-    for name in ("triolet", "py.warnings"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+    logging.getLogger().addHandler(handler)  # of all loggers: libraries log, too
+    logging.getLogger("triolet").setLevel(logging.INFO)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import socket
 import warnings
@@ -26,18 +27,20 @@ from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
 
 
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    """The log of this process is as it was."""
-    found = [logging.getLogger(name) for name in ("triolet", "py.warnings", "python_multipart")]
-    before = [(one.handlers[:], one.level, one.propagate) for one in found]
+@pytest.fixture(autouse=True)
+def loggers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The log of this process, and what libraries are told in its environment, is as it was."""
+    for library in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
+        monkeypatch.setenv(library, "")  # so that it is as it was
+        monkeypatch.delenv(library)
+    found = [logging.getLogger(name) for name in ("", "triolet", "python_multipart")]
+    before = [(one.handlers[:], one.level) for one in found]
     yield
     logging.captureWarnings(False)
-    for one, (one.handlers[:], level, one.propagate) in zip(found, before, strict=True):
+    for one, (one.handlers[:], level) in zip(found, before, strict=True):
         one.setLevel(level)
 
 
-@pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_all_lines_of_the_log_have_one_form(kind: str) -> None:
     """The access log, a traceback, a warning of Python's, and a path with a line end, which begins no line."""
@@ -54,6 +57,7 @@ def test_all_lines_of_the_log_have_one_form(kind: str) -> None:
     }
     logging.getLogger(ACCESS).info("%s", json.dumps(members))
     logging.getLogger("triolet.engines").warning("a: %s", "not loaded")
+    logging.getLogger("some.library").warning("of a library")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("old", DeprecationWarning, stacklevel=1)
@@ -63,28 +67,31 @@ def test_all_lines_of_the_log_have_one_form(kind: str) -> None:
         logging.getLogger("triolet.server").exception("r failed")
     lines = stream.getvalue().splitlines()
     if kind == "json":
-        access, engines, python, failed = map(json.loads, lines)
+        access, engines, library, python, failed = map(json.loads, lines)
         assert access == {**members, "level": "info", "logger": ACCESS}
         assert (engines["level"], engines["logger"], engines["message"]) == (
             "warning",
             "triolet.engines",
             "a: not loaded",
         )
+        assert (library["logger"], library["message"]) == ("some.library", "of a library")
         assert "DeprecationWarning: old" in python["message"]
         assert (failed["message"], failed["traceback"].splitlines()[-1]) == ("r failed", "ValueError: here")
         return
     assert lines[0].partition(" INFO ")[2] == r'triolet.access: GET /a\nb\x1b 200 0.5 s client="::1" id="r"'
     assert lines[1].endswith(" WARNING triolet.engines: a: not loaded")
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ", line) for line in lines[:3])
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ", line) for line in lines[:4])
 
 
 @pytest.mark.real_time
-@pytest.mark.usefixtures("loggers")
 def test_a_start_that_fails_is_told_in_the_form_of_the_log(taken: int) -> None:
     result = CliRunner().invoke(serve, ["demo", "--port", str(taken), "--log-format", "json"])
     [line] = map(json.loads, result.output.splitlines())
     assert (line["level"], line["logger"]) == ("error", "triolet.server")
     assert f"cannot listen on 127.0.0.1:{taken} (" in line["message"]
+    result = CliRunner().invoke(serve, ["/nonexist", "--log-format", "json"])
+    assert (result.exit_code, "/nonexist" in json.loads(result.output)["message"]) == (FAILED, True)
+    assert os.environ["HF_HUB_VERBOSITY"] == "error", "before the hub's library is imported"
 
 
 @pytest.fixture
