@@ -30,11 +30,17 @@ class LogFormat(logging.Formatter):
             told |= {"message": record.getMessage()} if access is None else access
             return json.dumps(told | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
         if access is not None:
+            access["path"] = _quoted(access["path"])  # with blanks it would look like other members
             first = " ".join(str(access.pop(name)) for name in ("method", "path", "status", "seconds"))
-            rest = [f"{name}={json.dumps(value)}" for name, value in access.items() if name != "time"]
+            rest = [f"{name}={_quoted(value)}" for name, value in access.items() if name != "time"]
             record = copy(record)  # other handlers get the object
-            record.msg, record.args = "%s s %s", (first.encode("unicode_escape").decode(), " ".join(rest))
+            record.msg, record.args = "%s s %s", (first, " ".join(rest))
         return super().format(record)
+
+
+def _quoted(value: object) -> str:
+    """Returns ``value`` as JSON of printable ASCII."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def log_to(stream: TextIO, kind: str) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import multiprocessing.spawn
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,8 +31,9 @@ from ...models.sampling import grammar
 from ...models.sampling.structure import Tried, bad
 from .threads import run_in_thread
 
+_log = logging.getLogger("triolet")
 _ADVICE = "give smaller numbers in multipleOf, fewer and shorter repetitions, and fewer optional properties"
-_MOST_REFUSED, _MOST_TOLD, _REFUSED_SECONDS = 256, 2_000, 60.0
+_MOST_REFUSED, _MOST_TOLD, _REFUSED_SECONDS, _QUIET_SECONDS = 256, 2_000, 60.0, 60.0
 _HAS_LIMITS = hasattr(signal, "SIGPROF") and not getattr(sys, "frozen", False)
 """False on Windows, and in a program that cannot start Python: there each structure is compiled in a thread at once."""
 
@@ -60,6 +63,7 @@ class Compiler:
     _lanes: tuple[_Lane, ...] = field(factory=lambda: (_Lane(0.3), _Lane(2.0)))
     _trials: WeakValueDictionary[tuple[str, str], _Trial] = field(factory=WeakValueDictionary, init=False)
     _refused: dict[int, tuple[float, str]] = field(factory=dict, init=False)  # by hash: until when, the reason
+    _quiet_until: float = field(default=-math.inf, init=False)
 
     async def compile(self, structure: Structure, structures: Structures | None) -> Structure:
         """Returns ``structure`` with its grammar, or as it is if another process compiles it (``structures`` is
@@ -88,7 +92,7 @@ class Compiler:
     async def _compile(self, structure: Structure, structures: Structures | None) -> Structure:
         for lane in self._lanes:
             async with lane.trials:
-                tried = await _try(structure, lane.seconds)
+                tried = await _try(structure, lane.seconds, self._tell)
             if tried is None:
                 continue
             if structures is None:
@@ -99,9 +103,19 @@ class Compiler:
             return found
         raise bad(structure, f"compiling it takes more than {self._lanes[-1].seconds:g} s of computing; {_ADVICE}")
 
+    def _tell(self, left_out: Sequence[str]) -> None:
+        """Logs what is left out of a structure: one line, and at most one in `_QUIET_SECONDS`, since strangers choose
+        what they ask for."""
+        now = trio.current_time()
+        if left_out and now >= self._quiet_until:
+            self._quiet_until = now + _QUIET_SECONDS
+            more = f" (and {len(left_out) - 1} more of this request)" if len(left_out) > 1 else ""
+            _log.warning("%s%s", left_out[0][:_MOST_TOLD], more)
 
-async def _try(structure: Structure, seconds: float) -> Structure | None:
-    """Makes the grammar of ``structure`` in a process. ``None``: it takes more than ``seconds`` of computing.
+
+async def _try(structure: Structure, seconds: float, tell: Callable[[Sequence[str]], None]) -> Structure | None:
+    """Makes the grammar of ``structure`` in a process. ``None``: it takes more than ``seconds`` of computing. ``tell``
+    gets what the grammar leaves out.
 
     Raises:
         InvalidRequest: the structure cannot be followed, or takes too much memory.
@@ -135,8 +149,7 @@ async def _try(structure: Structure, seconds: float) -> Structure | None:
     told = json.loads(ended.stdout)
     if "fault" in told:
         raise bad(structure, told["fault"])
-    for line in told.pop("left_out"):
-        logging.getLogger("triolet").warning("%s", line[:_MOST_TOLD])
+    tell(told.pop("left_out"))
     return Tried(kind=structure.kind, text=structure.text, **told)
 
 

@@ -67,13 +67,18 @@ async def test_a_structure_is_tried_once_and_then_kept() -> None:
 
 
 @pytest.mark.real_time
-async def test_what_a_forced_call_need_not_follow_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_forced_call_need_not_follow_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """And in one line, however many tools there are: one request wrote 384 lines."""
     rule = json.dumps(["put", {"type": "array", "uniqueItems": True}])
-    structure, model, compiler = Structure(kind="lark", text=f"start: a\na: %exact {rule}"), Kept(), Compiler()
-    for _ in range(2):
-        await compiler.compile(structure, model)
-    (line,) = caplog.messages
-    assert line == "a call of 'put' is forced without all of its schema: Unimplemented keys: [\"uniqueItems\"]"
+    model, compiler = Kept(), Compiler()
+    for blanks in ("", " "):
+        text = f"start: a | b{blanks}\na: %exact {rule}\nb: %exact {rule}"
+        await compiler.compile(Structure(kind="lark", text=text), model)
+    told = "a call of 'put' is forced without all of its schema: Unimplemented keys: [\"uniqueItems\"]"
+    assert caplog.messages == [f"{told} (and 1 more of this request)"]
+    compiler._quiet_until = 0.0
+    await compiler.compile(Structure(kind="lark", text=f"start: a  \na: %exact {rule}"), model)
+    assert caplog.messages[1:] == [told]
 
 
 @pytest.mark.real_time
@@ -138,7 +143,7 @@ class Trials:
         self.fault = fault
         monkeypatch.setattr(compiling, "_try", self._try)
 
-    async def _try(self, structure: Structure, _: float) -> Structure:
+    async def _try(self, structure: Structure, *_: Any) -> Structure:
         self.begun += 1
         await trio.sleep(1)
         if self.fault:

@@ -50,7 +50,7 @@ def test_all_lines_of_the_log_have_one_form(kind: str) -> None:
         "time": "T",
         "client": "::1",
         "method": "GET",
-        "path": "/a\nb\x1b",
+        "path": "/a\nb\x1b\x7f 200",
         "seconds": 0.5,
         "id": "r",
         "status": 200,
@@ -78,7 +78,9 @@ def test_all_lines_of_the_log_have_one_form(kind: str) -> None:
         assert "DeprecationWarning: old" in python["message"]
         assert (failed["message"], failed["traceback"].splitlines()[-1]) == ("r failed", "ValueError: here")
         return
-    assert lines[0].partition(" INFO ")[2] == r'triolet.access: GET /a\nb\x1b 200 0.5 s client="::1" id="r"'
+    assert (
+        lines[0].partition(" INFO ")[2] == r'triolet.access: GET "/a\nb\u001b\u007f 200" 200 0.5 s client="::1" id="r"'
+    )
     assert lines[1].endswith(" WARNING triolet.engines: a: not loaded")
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ", line) for line in lines[:4])
 

@@ -122,7 +122,7 @@ def test_a_terminated_server_lets_requests_end_and_leaves_with_0(
     assert "unloaded" in log
     assert "Traceback" not in log
     assert all(re.match(r"\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ [\w.]+: ", line) for line in log.splitlines()), log
-    assert "INFO triolet.access: POST /v1/audio/transcriptions 200 " in log
+    assert 'INFO triolet.access: POST "/v1/audio/transcriptions" 200 ' in log
 
 
 # -- in this process ---------------------------------------------------------------------------------------------------
