@@ -145,8 +145,10 @@ def generate(
     params = sampling_of(context)
     if as_json and as_lines:
         raise click.UsageError("--json with --json-lines; allowed: one of them")
-    if params.logprobs is not None and not (as_json or as_lines):
-        raise click.UsageError("--logprobs needs an output that shows them; give --json or --json-lines too")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None and not (as_json or as_lines):
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} needs an output that shows them; give --json or --json-lines too")
     check_model(found_model)
     _check_one_reads_stdin(prompt, images, sounds)
     out = stdout()
@@ -199,6 +201,8 @@ def _line_of(parts: Sequence[Delta], params: SamplingParams, out: TextIO) -> str
     if params.logprobs is not None:
         told["logprobs"] = [logprob for part in parts for logprob in part.logprobs]
         told["top_logprobs"] = [top for part in parts for top in part.top_logprobs or ()]
+    if parts[0].prompt_logprobs is not None:
+        told["prompt_logprobs"] = parts[0].prompt_logprobs
     if last.finish_reason is not None and last.usage is not None:
         told |= {"finish_reason": last.finish_reason.value, "usage": asdict(last.usage)}
     return json.dumps(told, ensure_ascii=not is_utf8(out))

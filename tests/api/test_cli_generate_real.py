@@ -49,7 +49,8 @@ def test_a_conversation_has_the_tokens_that_the_engine_gives(
     """By the chat template, with an image where the model reads any. Nothing on standard error."""
     folder = checkpoint(family)
     media = [] if family == "llama" else ["--image", str(picture)]
-    assert run(["generate", folder, "what is it?", *media, "--max-tokens", "8", *CPU, "--json"]) == 0
+    more = [] if media else ["--prompt-logprobs", "1"]
+    assert run(["generate", folder, "what is it?", *media, *more, "--max-tokens", "8", *CPU, "--json"]) == 0
     out, err = capsys.readouterr()
     parts = [{"type": "image", "image": str(picture)}, {"type": "text", "text": "what is it?"}]
     messages = [{"role": "user", "content": parts if media else "what is it?"}]
@@ -57,6 +58,7 @@ def test_a_conversation_has_the_tokens_that_the_engine_gives(
     assert json.loads(out)["tokens"] == list(expected.token_ids)
     assert json.loads(out)["text"] == expected.text
     assert err == ""
+    assert len(json.loads(out).get("prompt_logprobs", ())) == (0 if media else expected.usage.prompt_tokens - 1)
 
 
 def test_audio_is_asked_about(

@@ -122,6 +122,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--logit-bias 5=1 --logit-bias 5=2": "with a token twice",
         "--stop-token-ids x": "'x'; allowed: numbers separated by commas",
         "--logprobs 2": "--logprobs needs an output that shows them; give --json or --json-lines too",
+        "--prompt-logprobs 2": "--prompt-logprobs needs an output that shows them; give --json or --json-lines too",
         "--json --json-lines": "--json with --json-lines; allowed: one of them",
         "--image - --audio -": "--image - and --audio - would all be read from standard input",
     }.items():
