@@ -81,8 +81,7 @@ class Sampler:
                 )
         for index, own in wanted.prompts.items():
             feeds[index].record.prompt_logprobs += [
-                (chosen[row].asked[0], tuple((token, logprob) for token, logprob, _ in chosen[row].found))
-                for row in own
+                (chosen[row].asked[0], tuple((token, score) for token, score, _ in chosen[row].found)) for row in own
             ]
         nothing = SampledToken(token_id=None)
         return [
