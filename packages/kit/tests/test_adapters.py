@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from triolet_kit import Findings, SchedulerDeclaration, examine_scheduler, examine_steps
 from triolet_kit.findings import BrokenPromise
@@ -94,6 +95,21 @@ def test_mini_sglang_gives_pages_back_too_early(overlapped: bool) -> None:
     found = examine_scheduler(MiniSglang, OVERLAP if overlapped else DECLARED, workloads=50, ignore=IGNORED)
     crash = ["raises nothing: AssertionError in lock_handle"] if overlapped else []
     assert names(found) == ["no page is given away in use", *crash]
+
+
+@needs("lmdeploy")
+def test_lmdeploy_appends_anothers_page_behind_its_own() -> None:
+    """A bug of commit 1263d5cd8, see docs/verification.md. When this fails, it is mended there."""
+    from lmdeploy_scheduler import DECLARED, Lmdeploy
+
+    asked = [((2,), 5), ((1,), 1), ((1,), 2), ((2, 3, 3, 3), 1), ((2, 3, 3, 3, 1), 1)]
+    workload = SchedulerWorkload(
+        limits=Limits(pages=3, page_size=4, max_step_tokens=16, max_running=2, room=0, steps_in_flight=2),
+        requests=tuple(NewRequest(id=f"r{at}", tokens=one, max_tokens=most) for at, (one, most) in enumerate(asked)),
+        operations=(*(("ask", number) for number in range(5)), *(("run", 0),) * 9),
+    )
+    with pytest.raises(BrokenPromise, match="r4 takes page 1 .* r0 has written its position 4 into page 1"):
+        play_scheduler(Lmdeploy, workload, evolve(DECLARED, overlaps=True))
 
 
 @needs("vllm")
