@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         declared = _declaration(declaration, given.declared)
         if given.replay is not None:
             if given.ignore or given.must_happen or given.emit_test is not None:
-                options = "--ignore, --must-happen and --emit-test"
-                raise ValueError(f"--replay shows one workload; leave out {options}, which need a search")
+                searches = "--ignore, --must-happen and --emit-test"
+                raise ValueError(f"--replay shows one workload; leave out {searches}, which need a search")
             result = replay(make, declared, number=given.replay, seed=given.seed)
             _print(result, as_json=given.json)
             sys.exit(0 if result.broken is None else 1)
