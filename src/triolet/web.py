@@ -137,14 +137,13 @@ class _Exchange:
                 await self._pipe[0].send(message)
         self._cut_off(*_GONE)
         self._arrived.set()
-        if self._answered:
-            self._pipe[0].close()
 
     async def _receive(self) -> Message:
-        message: Message = {"type": "http.disconnect"}
-        with suppress(anyio.EndOfStream, anyio.ClosedResourceError):  # the answer has ended
-            message = await self._pipe[1].receive()
-        return message
+        if not self._answered:
+            with suppress(anyio.ClosedResourceError):  # the answer ended meanwhile
+                message: Message = await self._pipe[1].receive()
+                return message
+        return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
         """Sends a part whole, so that a cancellation meets the code that makes the next one, and unwinds it."""
