@@ -229,14 +229,19 @@ def test_requests_of_one_work_at_the_same_time_are_two_lanes(run: Run) -> None:
 
 
 def test_after_a_loss_the_state_counts(run: Run) -> None:
-    """What ended in between is over, what is new is there with its beginning, and the rest goes on."""
-    before = messages(e.RequestQueued("a", time=1.0), e.RequestQueued("b", time=1.0), e.EntryReserved("k", 3, time=1.0))
+    """What ended in between is over, as it ended where that is known; what is new is there with its beginning, and the
+    rest goes on."""
+    queued = [e.RequestQueued(name, time=1.0) for name in "abd"]
     state = Overview()
-    for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", 3, time=3.0)):
+    for event in (*queued[1:], e.RequestQueued("c", time=2.0), e.RequestStarted("c", 3, time=3.0)):
         state(event)
+    state(e.RequestEnded("d", "aborted", time=3.5))
+    before = messages(*queued, e.EntryReserved("k", 3, time=1.0))
     after = [view.message("lost", 4.0, count=5), view.state_message({"m": state}, 1, 4.0)]
     known = run(("api.js", "world.js"), _TAKE, [*before, *after])
-    assert {work["id"]: work["stage"] for work in known["works"]} == {"a": "unknown", "b": "queued", "c": "reading"}
+    assert {work["id"]: work["stage"] for work in known["works"]} == {
+        "a": "unknown", "b": "queued", "c": "reading", "d": "aborted"
+    }  # fmt: skip
     (new,) = [work for work in known["works"] if work["id"] == "c"]
     assert [(one["stage"], one["from"]) for one in new["segments"]] == [("queued", 2.0), ("reading", 3.0)]
     assert known["entries"] == [{"id": "k", "stage": "absent", "to": 4.0}]
