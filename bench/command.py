@@ -155,7 +155,7 @@ def speech(
     from .scenarios import SPEECH, speech_scenarios
 
     with _folder_of_clips() as clips_folder:
-        whisper = _folder("--model", model or folder, "whisper-base")
+        whisper = _folder("--model", _one(folder, model), "whisper-base")
         recordings = _folder("--audio", audio, "speech")
         lacking = {"reuse"} if _writes_english_alone(whisper) else set()
         wanted = _wanted([name for name in SPEECH if name not in lacking], how)
@@ -208,7 +208,7 @@ def text(folder: str | None, model: str | None, tokens: int, together: tuple[int
     from .scenarios import names_of_text, text_scenarios
 
     with _folder_of_clips():
-        decoder = _folder("--model", model or folder, "smollm2")
+        decoder = _folder("--model", _one(folder, model), "smollm2")
         wanted = _wanted(names_of_text(together), how)
         entries = [*_ours(decoder, "text", how), *_peers(decoder, _PEERS_OF_TEXT, "text", how)]
         most = max(together)
@@ -232,6 +232,12 @@ def _folder_of_clips() -> Iterator[Path]:
     except TrioletError as error:
         complain(str(error))
         raise click.exceptions.Exit(FAILED) from None
+
+
+def _one(word: str | None, option: str | None) -> str | None:
+    if word is not None and option is not None:
+        raise click.UsageError(f"two models, {word} and --model {option}; give one of them")
+    return option if word is None else word
 
 
 def _folder(option: str, given: str | None, name: str) -> Path:

@@ -46,7 +46,7 @@ def split_model(model: str | None, words: tuple[str, ...]) -> tuple[str, tuple[s
     """The model of ``--model``, or else the first of ``words``, and the other words."""
     if model is None and not words:
         raise click.UsageError("MODEL is missing; give a checkpoint's folder or hub id, such as Qwen/Qwen3-0.6B")
-    return (words[0], words[1:]) if model is None else (model, words)
+    return (model_named(words[0]), words[1:]) if model is None else (model_named(model), words)
 
 
 def is_model(word: str) -> bool:

@@ -167,7 +167,7 @@ def _check_is_read(
     for name in options:
         if name in ours:
             raise InvalidRequest(f"template_options has {name!r}, which the engine sets itself; leave it out")
-        if name not in variables and options[name] not in (None, False):  # what is not read is off already
+        if name not in variables and options[name] is not None and options[name] is not False:  # what is not read is off already
             raise InvalidRequest(
                 f"template_options has {shown(name)}, which the checkpoint's chat template does not read; leave it out"
             )

@@ -122,8 +122,11 @@ class _Exchange:
                 raise
             failure = await self._end(failure)
             group.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback has this frame
 
     async def _listen(self) -> None:
         most, size = self._limits.max_body_bytes, 0

@@ -194,6 +194,8 @@ def test_a_turn_begins_or_the_last_one_goes_on(preparer: TextPreparer) -> None:
 def test_what_the_template_does_not_read_may_be_off(preparer: TextPreparer) -> None:
     plain = with_template(preparer, tool_templates.PLAIN)
     assert plain.render(MESSAGES[:1], options={"enable_thinking": False, "x": None}) == plain.render(MESSAGES[:1])
+    with pytest.raises(InvalidRequest, match="'x', which the checkpoint's chat template does not read"):
+        plain.render(MESSAGES[:1], options={"x": 0})
 
 
 def test_an_option_that_the_template_does_not_read_is_told(preparer: TextPreparer) -> None:
