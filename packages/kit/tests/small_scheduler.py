@@ -137,6 +137,7 @@ class SmallScheduler:
         while missing > self.available():
             victim = max(self.running, key=self.order)
             if self.is_planned(victim) or sequence.in_flight or victim.in_flight:
+                self.left = 0  # nobody behind runs, so that the victim gives way once its step is done
                 return
             self.preempt(victim)
             if victim is sequence:
