@@ -74,7 +74,7 @@ def manager_at(place: str) -> Iterator[socket.socket]:
         yield manager
 
 
-@pytest.mark.parametrize("place", ["manager", f"@triolet manager {os.getpid()}"])
+@pytest.mark.parametrize("place", ["manager", f"@triolet manager {os.getpid()}"], ids=["path", "abstract"])
 def test_a_service_manager_is_told_at_a_path_and_at_an_abstract_name(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
