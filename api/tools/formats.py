@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -180,9 +181,8 @@ class ToolFormat:
             )
         text = self._syntax.grammar(chosen, partial(literal, self.special), several=parallel)
         if choice == "auto" and answer is not None:
-            text = (
-                f"start: called | answer\n{text.replace('start:', 'called:', 1)}\nanswer: %exact [null, {answer.text}]"
-            )
+            exact = f"%exact [null, {json.dumps(answer.text)}]"  # a text in a text: it may have lines
+            text = f"start: called | answer\n{text.replace('start:', 'called:', 1)}\nanswer: {exact}"
         return Structure(kind="lark", text=text)
 
 

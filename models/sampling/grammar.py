@@ -38,7 +38,7 @@ LIMITS: dict[str, Any] = {
 """The limits of llguidance: one mask then takes some 20 ms at most."""
 _EXACT = re.compile(r"^(\w+: )%exact (\[.*\])$", re.MULTILINE)
 """A rule of Lark that stands for the JSON of a call: the name of the tool and a schema, which is checked only where the
-grammar is made, within limits. Without a name, it is the JSON of an answer."""
+grammar is made, within limits. Without a name, it is the JSON of an answer, whose schema is a text in a text."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 _LENIENT = {"lenient": True, "coerce_one_of": True}  # what cannot be followed is left out of calls, and logged
 _LEFT_OUT = re.compile(r"^// (a call of .+)$", re.MULTILINE)
@@ -149,6 +149,7 @@ def _called(rule: re.Match[str]) -> str:
 
     tool, schema = read_json(rule[2])
     try:
+        schema = read_json(schema) if tool is None else schema
         written = json.dumps(exact(schema, **(_LENIENT if tool else {})))
         fault, told = judged(LLMatcher.grammar_from_json_schema(written))
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from triolet import InvalidRequest, ToolFormat
+from triolet import InvalidRequest, Structure, ToolFormat
 from triolet.api.tools import xml_calls
 from triolet.api.tools.formats import SYNTAXES
 from triolet.api.tools.xml_calls import resolved
@@ -34,6 +34,18 @@ def test_a_forced_call_keeps_the_digits_of_numbers_or_is_refused_by_name(name):
 
     assert forced(2**53) == ""
     assert re.search(r"a call of 'ban' .*/?const=1234567890123456789; allowed: ", forced(1234567890123456789))
+
+
+def test_the_schema_of_an_answer_beside_calls_may_be_a_text_of_several_lines():
+    """It was cut at its first line."""
+
+    def fault(schema: str) -> str:
+        answer = Structure.json_schema(schema)
+        return fault_of(ToolFormat.named("hermes").structure([GET], "auto", answer=answer))
+
+    assert fault('{"type":\n "object"}') == ""
+    assert "const=1234567890123456789; allowed: " in fault('{"const":\n1234567890123456789}')
+    assert "control character" in fault('{"const": "a\nb"}')
 
 
 @pytest.mark.parametrize("name", SYNTAXES)
