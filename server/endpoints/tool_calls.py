@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -18,7 +19,6 @@ from ..problems import BadBody
 from ..schemas import chat
 from .sampling import structure_of
 
-_UNUSED = {"cache_control"}
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -31,12 +31,12 @@ class Tools:
     allowed: tuple[Tool, ...]  # those of them that may be called
     choice: str
     parallel: bool
-    told: dict[str, object]  # the request's line in the access log
+    told: dict[str, Any]  # the request's line in the access log
     answer: Structure | None = None  # the form of an answer without a call
 
     @classmethod
     def of(
-        cls, body: chat.ChatRequest, model: ModelDescription, name: str | None, told: dict[str, object]
+        cls, body: chat.ChatRequest, model: ModelDescription, name: str | None, told: dict[str, Any]
     ) -> Tools | None:
         """Returns the tools of ``body``; ``None``: there are no tools, or none may be called. ``name``: the tool format
         from the settings of the server. ``told`` gets the number of calls that could not be read.
@@ -52,7 +52,7 @@ class Tools:
             raise BadBody(
                 f"{named} and tools are both given; give one of them, response_format, or tool_choice none", named
             )
-        given = read_tools([tool.model_dump(exclude_none=True, exclude=_UNUSED) for tool in body.tools])
+        given = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools])
         choice, allowed, wanted = "auto", given, body.tool_choice
         if isinstance(wanted, chat.NamedTool):
             choice = wanted.function.name
@@ -97,14 +97,14 @@ class CallReader:
 
     _reader: ToolReader
     _parallel: bool
-    _told: dict[str, object]
+    _told: dict[str, Any]
     called: bool = field(default=False, init=False)
 
     def feed(self, text: str, *, last: bool) -> list[chat.MessageDelta]:
         """Returns what ``text`` adds to the message. Calls after the first are left out where the client wants one."""
         parts = [*self._reader.feed(text), *(self._reader.end() if last else ())]
         if last and self._reader.unread:
-            self._told["unread_calls"] = self._reader.unread
+            self._told["unread_calls"] = self._told.get("unread_calls", 0) + self._reader.unread  # of all answers
         wanted = (one for one in parts if self._parallel or isinstance(one, ContentPiece) or not one.index)
         return [self._delta(part) for part in wanted]
 

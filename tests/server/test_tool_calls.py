@@ -51,9 +51,12 @@ def test_one_function_that_must_be_called_is_called_once() -> None:
 
 def test_calls_that_cannot_be_read_are_content_and_counted_in_the_access_log() -> None:
     told: dict[str, object] = {}
-    message = tools(told=told).message("<tool_call>{'name': 'get'}</tool_call> b")
+    several = tools(told=told)
+    message = several.message("<tool_call>{'name': 'get'}</tool_call> b")
     assert (message.content, message.tool_calls) == ("<tool_call>{'name': 'get'}</tool_call> b", None)
     assert told == {"unread_calls": 1}
+    several.message("<tool_call>{'name': 'get'}</tool_call>")
+    assert told == {"unread_calls": 2}, "of all answers"
     assert tools(told=(none := {})).message(CALLS).content is None
     assert not none
 
