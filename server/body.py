@@ -31,7 +31,7 @@ _INLINE = 16 * 1024  # bytes: parsing more JSON costs more time than a thread
 _LEAVES = 2**17  # bytes: memory of a larger body is given back to the system
 _LARGE = 2**20  # bytes: memory of larger copies is given back at once
 _OF_WIDE, _OF_VALUE = 3, 64  # bytes beside its own that a byte of a wide text, or a value, takes as an object
-_MOST_NAME = 100  # characters of a member's name that are compared and shown
+_MOST_NAME, _MOST_COMPARED = 100, 32  # characters of a member's name that are shown, and compared, which takes long
 _MOST_FIELDS = 128  # fields of a form beside its file
 _MOST_FIELD = 256 * 2**10  # bytes
 _MOST_AUDIO = 8 * 2**20  # bytes of a field that is audio
@@ -115,8 +115,9 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
     for fault in error.errors(include_url=False, include_context=False, include_input=False) if few else ():
         if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
             name = str(fault["loc"][0])[:_MOST_NAME]
-            near = difflib.get_close_matches(name, kind.model_fields, _MOST_NEAR, 0.0)
-            alike = difflib.get_close_matches(name, near, 1, _NEAR)
+            told = name[:_MOST_COMPARED]
+            near = difflib.get_close_matches(told, kind.model_fields, _MOST_NEAR, 0.0)
+            alike = difflib.get_close_matches(told, near, 1, _NEAR)
             hint = (
                 f"did you mean {alike[0]}?"
                 if alike

@@ -21,7 +21,7 @@ from ..event_stream import DONE, Events, EventStream
 from ..schemas.base import Usage as UsageObject
 from ..schemas.completions import CompletionAnswer, CompletionChoice, CompletionRequest
 from .common import answered, engine_of, exchange_of, new_id, now, tokens_of
-from .sampling import Places, completion_logprobs, sampling_of, structure_of, usage_of
+from .sampling import Places, completion_logprobs, places_of, sampling_of, structure_of, usage_of
 from .together import streams_together
 
 _DEFAULT_TOKENS = 16  # OpenAI's default
@@ -99,8 +99,8 @@ class _Choices:
             if body.return_token_ids:
                 told["prompt_token_ids"] = self._prompts[prompt]
             if body.scores:
-                own = Places(texts(isinstance(body.prompts()[prompt], str)))  # tokens are spelled with special ones
-                before = [(token, own.of(token)) for token in self._prompts[prompt]]
+                is_tokens = not isinstance(body.prompts()[prompt], str)
+                before = places_of(self._prompts[prompt], echo, texts, is_tokens=is_tokens)
         if body.logprobs is not None:
             told["logprobs"] = completion_logprobs(self._engine.inside.token_bytes(), part, self._places[index], before)
         reason: Any = (
@@ -131,7 +131,8 @@ async def _streamed(request: Request, body: CompletionRequest, events: Events) -
         if counts and delta.usage is not None:
             frame.usage = _usage(body, [delta.usage])
         told = choices[0].next(index, delta)
-        if told.text or told.finish_reason or told.token_ids or (told.logprobs and told.logprobs.tokens):
+        tokens = told.token_ids or told.prompt_token_ids or (told.logprobs and told.logprobs.tokens)
+        if told.text or told.finish_reason or tokens:
             await events.write(frame.model_copy(update={"choices": [told]}))
 
     async with engine_of(request, body.model) as engine:

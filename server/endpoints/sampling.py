@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ from attrs import define, fields
 from ...api.outputs.detokenizer import TextDeltas, TokenBytes
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
+from ..body import parsed
 from ..problems import BadBody
 from ..schemas import chat, completions
 from ..schemas.base import SamplingBody
@@ -55,9 +56,11 @@ def structure_of(body: SamplingBody, format_: chat.ResponseFormat | None = None)
     if len(wanted) > 1:
         raise BadBody(f"the answer is to have several forms: {', '.join(wanted)}; give one of them", next(iter(wanted)))
     for name, value in wanted.items():
-        match name.removeprefix("guided_"):
+        match name.removeprefix("guided_").removeprefix("structured_outputs."):
             case "json" | "response_format":
                 check_object(name, value, MOST_SCHEMA, MOST_CHARACTERS)
+                if isinstance(value, str):
+                    check_object(name, parsed(value), MOST_SCHEMA, MOST_CHARACTERS)
                 return Structure.json_schema(value if isinstance(value, str) else json.dumps(value))
             case "json_object":
                 return Structure.json_schema({"type": "object"})
@@ -102,6 +105,19 @@ class Places:
         """Returns the place of ``token``, which is the next one of the text."""
         place, self.place = self.place, self.place + len(self._texts.add(token))
         return place
+
+
+def places_of(
+    tokens: Sequence[int], text: str, texts: Callable[[bool], TextDeltas], *, is_tokens: bool
+) -> list[tuple[int, int]]:
+    """Returns the tokens of a prompt with their places in ``text``. A special token that the tokenizer has added to a
+    text takes no place; one that the text spells has its own, as in a prompt that ``is_tokens``."""
+    places, plain, found = Places(texts(False)), texts(True), list[tuple[int, int]]()
+    for token in tokens:
+        is_special = token in plain.special_ids or not plain.tokens.of(token, token)
+        spelled = is_tokens or not is_special or text.startswith(texts(False).whole([token]), places.place)
+        found.append((token, places.of(token) if spelled else places.place))
+    return found
 
 
 def completion_logprobs(

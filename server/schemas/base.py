@@ -184,10 +184,11 @@ class SamplingBody(Ignored):
 
     @property
     def structures(self) -> dict[str, Any]:
-        """The forms of the text that the client wants, by vLLM's names in `StructuredOutputs`."""
+        """The forms of the text that the client wants, by the members that say so."""
         wanted = {name: getattr(self, name) for name in SamplingBody.model_fields if name.startswith("guided_")}
         if self.structured_outputs is not None:
-            wanted |= self.structured_outputs.model_dump(by_alias=True)
+            given = self.structured_outputs.model_dump(by_alias=True)
+            wanted |= {f"structured_outputs.{name}": value for name, value in given.items()}
         return {name: value for name, value in wanted.items() if value not in (None, False)}
 
     @model_validator(mode="after")

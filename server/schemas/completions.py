@@ -38,6 +38,8 @@ class CompletionRequest(SamplingBody):
             raise ValueError(
                 f"{len(self.prompts())} prompts with n={self.n or 1} make too many answers; allowed: {_MOST_ANSWERS}"
             )
+        if self.max_tokens == 0 and self.min_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} with max_tokens=0; allowed: min_tokens=0")
         return self
 
     def check_size(self) -> None:

@@ -185,6 +185,8 @@ class ResponsesRequest(SamplingBody):
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:
         chat.check_choice(self._choice, [tool.name for tool in self.tools or ()])
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            raise ValueError("continuous_usage_stats is true, but the last event alone has the usage; leave it out")
         items = [self.input] if isinstance(self.input, str) else self.input
         count = sum(not isinstance(item, InputReasoning) for item in items) + (self.instructions is not None)
         if not 1 <= count <= chat.MOST_MESSAGES:

@@ -139,6 +139,18 @@ THOUGHT = {"type": "thinking", "thinking": "a"}
             "messages.0",
             "reasoning_content and reasoning differ; give one of them",
         ),
+        (
+            CompletionRequest,
+            {"prompt": "a", "max_tokens": 0, "min_tokens": 2},
+            None,
+            "min_tokens=2 with max_tokens=0; al",
+        ),
+        (
+            ITEMS,
+            {"input": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}},
+            None,
+            "continuous_usage_stats is true, but the last event alone has the usage; leave it out",
+        ),
         (CompletionRequest, {"prompt": ["a"] * 128, "n": 3}, None, "128 prompts with n=3 make too many answers; allow"),
         (TALK, {"messages": [HELLO], "top_logprobs": 3}, None, "top_logprobs is given without logprobs; set lo"),
     ],
@@ -152,9 +164,14 @@ def test_a_fault_is_reported_in_plain_words_by_its_place(kind: Any, body: Any, p
 @pytest.mark.parametrize(
     ("name", "hint"), [("temprature", "did you mean temperature?"), ("search", "similar ones are ")]
 )
-def test_a_member_that_does_not_exist_is_reported_first(name: str, hint: str) -> None:
+def test_a_member_that_does_not_exist_is_reported_first(name: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison takes time that grows with the length of the name."""
     error = told_of(ChatRequest, {"messages": 5, name: 1})
     assert (error.param, str(error).startswith(f"{name} is not a member of this request; {hint}")) == (name, True)
+    compared = list[str]()
+    monkeypatch.setattr("triolet.server.body.difflib.get_close_matches", lambda one, *_: compared.append(one) or [])
+    told_of(ChatRequest, {"messages": 5, name * 100: 1})
+    assert max(map(len, compared)) == 32
 
 
 def test_what_is_told_of_a_fault_is_short() -> None:

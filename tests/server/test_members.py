@@ -76,9 +76,14 @@ def test_a_text_has_the_form_that_is_asked_for_by_any_name(
 
 def test_one_text_has_one_form(service: Served) -> None:
     told = refusal(service, guided_regex="a", structured_outputs={"choice": ["a"]})
-    assert told == "the answer is to have several forms: guided_regex, choice; give one of them"
+    assert told == "the answer is to have several forms: guided_regex, structured_outputs.choice; give one of them"
     assert "guided_regex and tools are both given" in refusal(service, guided_regex="a", tools=[NOW])
     assert ask(service, structured_outputs={"json_object": True}, max_tokens=1)["choices"]
+    large = {"enum": list(range(5_001))}
+    for schema in (large, json.dumps(large)):
+        body = {"model": "qwen3", "messages": QUESTION, "structured_outputs": {"json": schema}}
+        status, found = service.post(CHAT, body)
+        assert (status, found["error"]["message"].partition(",")[0]) == (413, "structured_outputs.json has more than 5")
 
 
 def test_an_answer_beside_tools_is_a_call_or_has_its_form(service: Served) -> None:
@@ -122,6 +127,9 @@ def test_the_tokens_are_told_whole_and_as_a_stream(service: Served, path: str) -
     }
     counted = events(service, path, return_token_ids=True, n=2)
     assert {part["choices"][0]["index"] for part in counted} == {0, 1}
+    if path == PROMPTS:
+        parts = events(service, path, return_token_ids=True, max_tokens=0)
+        assert [part["choices"][0].get("prompt_token_ids") for part in parts] == [prompt, None][: len(parts)]
 
 
 @pytest.mark.parametrize("path", [CHAT, PROMPTS])
@@ -210,6 +218,17 @@ def test_prompts_are_scored_by_the_model(service: Served, most: int, prompts: li
         ask(service, PROMPTS, prompt=prompts[0], **asked)["choices"][0]
     ] * 2
     assert several["usage"]["completion_tokens"] == 2 * most
+
+
+@pytest.mark.parametrize("model", ["qwen3", "llama"])
+def test_a_special_token_that_a_prompt_spells_has_its_place(service: Served, model: str) -> None:
+    """One that the tokenizer adds has none."""
+    mark = "<|im_end|>" if model == "qwen3" else "</s>"
+    asked: dict[str, Any] = {"model": model, "echo": True, "logprobs": 0, "max_tokens": 0}
+    plain, marked = (
+        ask(service, PROMPTS, prompt=text, **asked)["choices"][0]["logprobs"] for text in ("hi", f"{mark}hi")
+    )
+    assert marked["text_offset"][-1] == plain["text_offset"][-1] + len(mark)
 
 
 THOUGHT = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
