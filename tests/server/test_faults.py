@@ -169,7 +169,12 @@ def test_a_member_that_does_not_exist_is_reported_first(name: str, hint: str, mo
     error = told_of(ChatRequest, {"messages": 5, name: 1})
     assert (error.param, str(error).startswith(f"{name} is not a member of this request; {hint}")) == (name, True)
     compared = list[str]()
-    monkeypatch.setattr("triolet.server.body.difflib.get_close_matches", lambda one, *_: compared.append(one) or [])
+
+    def compare(one: str, *_: object) -> list[str]:
+        compared.append(one)
+        return []
+
+    monkeypatch.setattr("triolet.server.body.difflib.get_close_matches", compare)
     told_of(ChatRequest, {"messages": 5, name * 100: 1})
     assert max(map(len, compared)) == 32
 
