@@ -78,7 +78,7 @@ class ToolReader:
                 self._calls += 1
             start, place, self._after = reading.end, reading.end, reading.after
         self._add(text[start:place], parts, is_all=self._text.ended and not self._calls)
-        self._text.text = text[place:]
+        self._text.text, self._text.dropped = text[place:], self._text.dropped + place
         return tuple(parts)
 
     def _go_on(self, place: int) -> CallReading:

@@ -265,6 +265,25 @@ def test_calls_that_belong_together_are_read_once_each(name: str, monkeypatch: p
     assert max(places) < 2 * len(WRITTEN[name]([GET_1]))
 
 
+@pytest.mark.parametrize("text", ["{x: x > 1}\n" * 600, "\n<parameter=no>" * 400, "1\n</parameter>\n<parameter={}>\n"])
+def test_what_was_read_of_a_call_of_tags_is_not_read_again(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 100 kB took 13 s."""
+    read, search, match = list[int](), Text.search, Text.match
+
+    def counted(text: Text, pattern: Any, place: int) -> Any:
+        found = search(text, pattern, place)
+        read.append((len(text.text) if found is None else found.end()) - place)
+        return found
+
+    monkeypatch.setattr(Text, "search", counted)
+    monkeypatch.setattr(Text, "match", lambda *given: read.append(1) or match(*given))
+    text = "<function=get>\n<parameter=text>\n" + ("".join(map(text.format, range(200))) if "{}" in text else text)
+    reader = ToolFormat.named("qwen3_coder").reader([tool("get", text={"type": "string"})])
+    parts = [part for each in text + "\n</parameter>\n</function>" for part in reader.feed(each)]
+    assert parts[0] == CallBegin(0, "get")
+    assert sum(read) < 20 * len(text)
+
+
 # -- arguments that are tags -----------------------------------------------------------------------------------------
 
 
