@@ -48,12 +48,12 @@ def resolved(schema: Schema, root: Schema) -> Mapping[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        schema = _at(root, reference) if len(reference) <= _MOST_REFERENCE else None
+        schema = _at(root, reference)
     return {}
 
 
 def _at(root: Schema, reference: str) -> Schema:
-    found = root
+    found = root if len(reference) <= _MOST_REFERENCE else None
     for step in reference.removeprefix("#").split("/")[1:]:
         found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
     return found
@@ -118,8 +118,10 @@ _SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", 
 """The keys that do not restrict the parameters."""
 _MOST = 4_000_000  # characters of rules: parameters that refer to the same definition repeat it
 _UNIONS = ("anyOf", "oneOf", "allOf")
-_NEEDED = frozenset({"pattern", *_UNIONS, "not"})
+_NEEDED = frozenset({"pattern", *_UNIONS, "not", "$ref"})
 """The keys in the schema of a text that a grammar does not follow."""
+_BESIDE = _NEEDED | {"enum", "const", "minLength", "maxLength"}
+"""The keys that a grammar does not follow beside the part of a schema that it follows."""
 
 
 @define
@@ -222,16 +224,22 @@ def _rules(tool: Tool, index: int) -> list[str]:
     return [f"call_{index}: {head} {' '.join(parts)} {end}", *rules]
 
 
-def _as_text(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of the schema ``value`` that describes texts: of a union, the first part that allows them."""
-    described = resolved(value, schema)
+def _as_text(value: Any, schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], set[str]]:
+    """The part of the schema ``value`` that describes texts: of a union, the first part that allows them. And the keys
+    that restrict them, too, but are not followed."""
+    described, beside = value, set[str]()
     for _ in range(_MOST_REFERENCES):
-        several = [one for key in _UNIONS for one in _list(described.get(key))[:_MOST_VISITED]]
-        found = next((one for one in several if "string" in types_of(one, schema)), None)
-        if found is None:
+        described = described if isinstance(described, Mapping) else {}
+        parts = [(key, one) for key in _UNIONS for one in _list(described.get(key))[:_MOST_VISITED]]
+        found = next(((key, one) for key, one in parts if "string" in types_of(one, schema)), None)
+        if isinstance(reference := described.get("$ref"), str):
+            found = "$ref", _at(schema, reference)
+        if found is None or described.keys() & {"enum", "const"}:
             break
-        described = resolved(found, schema)
-    return described
+        others = [one for key, one in parts if key == found[0] == "allOf" and one is not found[1]]
+        beside |= {key for one in (described, *others) if isinstance(one, Mapping) for key in one} - {found[0]}
+        described = found[1]
+    return described, (beside & _BESIDE) | (described.keys() & _NEEDED)
 
 
 def _value_rule(tool: Tool, name: str, value: Any, schema: Mapping[str, Any]) -> str:
@@ -241,14 +249,15 @@ def _value_rule(tool: Tool, name: str, value: Any, schema: Mapping[str, Any]) ->
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         rule = json_rule(f"{name}_json", {**definitions, **value}, tool.name)
         return f'{name}: "\\n" {name}_json "\\n" {end} "\\n"\n{rule}'
-    described = _as_text(value, schema)
+    described, beside = _as_text(value, schema)
     texts = [text for text in _member(tool, described, "enum", [described.get("const")]) if isinstance(text, str)]
     if texts:
-        return f'{name}: "\\n" ({" | ".join(map(_quoted, texts))}) "\\n" {end} "\\n"'
+        rules = f'{name}: "\\n" ({" | ".join(map(_quoted, texts))}) "\\n" {end} "\\n"'
+        return "\n".join((*left_out(tool.name, beside), rules))
     least, most = _member(tool, described, "minLength", 0), _member(tool, described, "maxLength", 0)
     most = most if "maxLength" in described else ""
     rules = f'{name}: {name}_text "\\n"\n{name}_text[suffix={end}]: /(?s:\\n.{{{least},{most}}}\\n)/'
-    return "\n".join((*left_out(tool.name, described.keys() & _NEEDED), rules))
+    return "\n".join((*left_out(tool.name, beside), rules))
 
 
 def _member(tool: Tool, schema: Mapping[str, Any], name: str, default: Any) -> Any:

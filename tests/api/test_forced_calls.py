@@ -136,6 +136,12 @@ def test_what_pydantic_writes_can_be_forced_and_what_is_left_out_is_told(name, k
     assert told in "".join(notes)
 
 
+def of_a(schema: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of which ``a`` has the schema, with definitions."""
+    text = {"type": "string"}
+    return {"properties": {"a": schema}, "$defs": {"b": text, "c": {"$ref": "#/$defs/b", "pattern": "^x"}}}
+
+
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
@@ -143,6 +149,13 @@ def test_what_pydantic_writes_can_be_forced_and_what_is_left_out_is_told(name, k
         ({"properties": {}, "required": ["a"]}, '"required/a"'),
         ({"required": [{}]}, '"required/{}"'),
         ({"properties": {"a": {"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "null"}]}}}, '"pattern"'),
+        (of_a({"allOf": [{"type": "string"}, {"enum": ["a", "b"]}]}), '"enum"'),
+        (of_a({"anyOf": [{"type": "string"}], "pattern": "^x"}), '"pattern"'),
+        (of_a({"anyOf": [{"type": "string"}], "enum": ["a"]}), '"anyOf"'),
+        (of_a({"enum": ["a", "b"], "not": {"const": "a"}}), '"not"'),
+        (of_a({"$ref": "#/$defs/b", "pattern": "^x"}), '"pattern"'),
+        (of_a({"$ref": "#/$defs/b", "enum": ["a"]}), '"$ref"'),
+        (of_a({"$ref": "#/$defs/c", "minLength": 2}), '"minLength", "pattern"'),
     ],
 )
 def test_what_tags_leave_out_is_told(parameters, told):
