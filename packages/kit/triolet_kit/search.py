@@ -39,7 +39,7 @@ T = TypeVar("T")
 WORKLOADS = 1000
 """The number of workloads that are played by default."""
 
-SHRINKS = 3000
+SHRINKS = 1500
 """The most workloads that are played to shrink one finding."""
 
 SELDOM = 20
