@@ -167,7 +167,8 @@ def _check_is_read(
     for name in options:
         if name in ours:
             raise InvalidRequest(f"template_options has {name!r}, which the engine sets itself; leave it out")
-        if name not in variables and options[name] is not None and options[name] is not False:  # what is not read is off already
+        is_off = options[name] is None or options[name] is False  # as what is not read
+        if name not in variables and not is_off:
             raise InvalidRequest(
                 f"template_options has {shown(name)}, which the checkpoint's chat template does not read; leave it out"
             )

@@ -73,13 +73,13 @@ class Lmdeploy:
         self.scheduler.activate_seqs(running)
         self.maker.update_running_seqs(running, self.flights[0]["inputs"])
 
-    def update(self, step: Step, tokens: Mapping[str, int]) -> list[str]:
+    def update(self, step: Step, tokens: Mapping[str, int]) -> list[str]:  # noqa: ARG002  (what is in flight is known)
         """As `EngineLoop._finish_forward_output`, and then the end of the session, which its client asks for."""
         plan, ended = self.flights.pop(0), []
         if self.samples(plan["inputs"]):
             sampled = [tokens.get(self.names[one.session_id], EOS) for one in plan["running"]]
             rows = list(zip(plan["running"], sampled, strict=True))
-            stopped = [EOS == got or one.num_new_tokens + 1 >= one.sampling_param.max_new_tokens for one, got in rows]
+            stopped = [got == EOS or one.num_new_tokens + 1 >= one.sampling_param.max_new_tokens for one, got in rows]
             ended = [one for (one, _), stops in zip(rows, stopped, strict=True) if stops and one.status in RUNNING]
             out = BatchedOutputs(torch.tensor(sampled), torch.tensor(stopped))
             self.strategy.update_running(plan["running"], out, plan["inputs"], plan["delta"])

@@ -107,7 +107,7 @@ def test_lmdeploy_appends_anothers_page_behind_its_own() -> None:
         requests=tuple(NewRequest(id=f"r{at}", tokens=one, max_tokens=most) for at, (one, most) in enumerate(asked)),
         operations=(*(("ask", number) for number in range(5)), *(("run", 0),) * 9),
     )
-    with pytest.raises(BrokenPromise, match="r4 takes page 1 .* r0 has written its position 4 into page 1"):
+    with pytest.raises(BrokenPromise, match=r"r4 takes page 1 .* r0 has written its position 4 into page 1"):
         play_scheduler(Lmdeploy, workload, evolve(DECLARED, overlaps=True))
 
 
