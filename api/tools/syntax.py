@@ -140,9 +140,8 @@ def json_rule(name: str, schema: Mapping[str, Any], tool: str) -> str:
 
 def left_out(tool: str, what: Collection[str]) -> tuple[str, ...]:
     """The comment in a grammar that says what of its schema a call of ``tool`` need not follow; none for nothing. It is
-    logged where the grammar is made."""
-    told = ", ".join(json.dumps(one) for one in sorted(what))
-    return (f"// a call of {tool!r} is forced without all of its schema: {told}",) if what else ()
+    read where the grammar is made, and logged."""
+    return (f"// %exact {json.dumps([tool, ', '.join(map(json.dumps, sorted(what)))])}",) if what else ()
 
 
 def choice(start: str, rules: Mapping[str, str]) -> str:

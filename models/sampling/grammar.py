@@ -36,12 +36,11 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """The limits of llguidance: one mask then takes some 20 ms at most."""
-_EXACT = re.compile(r"^(\w+: )%exact (\[.*\])$", re.MULTILINE)
+_EXACT = re.compile(r"^(\w+: |// )%exact (\[.*\])$", re.MULTILINE)
 """A rule of Lark that stands for the JSON of a call: the name of the tool and a schema, which is checked only where the
 grammar is made, within limits. Without a name, it is the JSON of an answer, whose schema is a text in a text."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 _LENIENT = {"lenient": True, "coerce_one_of": True}  # what cannot be followed is left out of calls, and logged
-_LEFT_OUT = re.compile(r"^// (a call of .+)$", re.MULTILINE)
 OPTIONS = frozenset(_COMPACT)  # what a schema may have in ``x-guidance``
 
 _SCHEMAS = ("items", "additionalItems", "additionalProperties")
@@ -89,21 +88,22 @@ class Written(float):
         return made
 
 
-def grammar_of(kind: str, text: str) -> str:
-    """Returns the structure as a grammar of llguidance.
+def grammar_of(kind: str, text: str, left_out: list[Any] | None = None) -> str:
+    """Returns the structure as a grammar of llguidance. ``left_out`` gets what calls do not follow.
 
     Raises:
         ValueError: the structure cannot be followed, with the reason.
     """
     from llguidance import LLMatcher
 
+    told = [] if left_out is None else left_out
     try:
         match kind:
             case "regex":
                 _check_regex("the expression", text)
                 return LLMatcher.grammar_from_regex(text)
             case "lark":
-                return LLMatcher.grammar_from_lark(_EXACT.sub(_called, text))
+                return LLMatcher.grammar_from_lark(_EXACT.sub(lambda rule: _called(rule, told), text))
             case "json_schema":
                 return LLMatcher.grammar_from_json_schema(json.dumps(exact(read_json(text))))
             case _:
@@ -144,10 +144,13 @@ def _choices(text: str) -> list[str]:
 # -- schemas ---------------------------------------------------------------------------------------------------------
 
 
-def _called(rule: re.Match[str]) -> str:
+def _called(rule: re.Match[str], left_out: list[Any]) -> str:
     from llguidance import LLMatcher
 
     tool, schema = read_json(rule[2])
+    if rule[1] == "// ":  # what the rules of a tool leave out
+        left_out.append((tool, schema))
+        return ""
     try:
         schema = read_json(schema) if tool is None else schema
         written = json.dumps(exact(schema, **(_LENIENT if tool else {})))
@@ -156,8 +159,8 @@ def _called(rule: re.Match[str]) -> str:
         fault = str(error)
     if fault:
         raise ValueError(f"a call of {tool!r} cannot be forced to follow its parameters: {fault}" if tool else fault)
-    notes = [f"// a call of {tool!r} is forced without all of its schema: {' '.join(one.split())}\n" for one in told]
-    return f"{''.join(notes)}{rule[1]}%json {written}"
+    left_out += [(tool, one) for one in told]
+    return f"{rule[1]}%json {written}"
 
 
 def exact(schema: Any, **options: Any) -> Any:
@@ -306,15 +309,13 @@ def _check_names(place: Place, schema: Mapping[str, Any], *, root: bool) -> None
         raise _fault(place, "x-guidance", options, ", ".join(sorted(OPTIONS)))
     for name, allowed in _SEPARATORS.items():
         if not allowed.fullmatch(str(options.get(name, allowed.pattern[3]))):
-            raise _fault(
-                place, f"x-guidance/{name}", options[name], f"one {allowed.pattern[3]!r} with blanks around it"
-            )
+            told = f"one {allowed.pattern[3]!r} with blanks around it"
+            raise _fault(place, f"x-guidance/{name}", options[name], told)
     required, least = schema.get("required", ()), schema.get("minProperties", 0)
     most = len(set(map(str, required))) + 1 if isinstance(required, list | tuple) else 1
     if isinstance(least, int | float) and least > most:
-        raise _fault(
-            place, "minProperties", least, f"up to {most}, one more than required, since other names may come twice"
-        )
+        told = f"up to {most}, one more than required, since other names may come twice"
+        raise _fault(place, "minProperties", least, told)
 
 
 def _check_bound(place: Place, name: str, schema: Mapping[str, Any]) -> None:
@@ -327,9 +328,8 @@ def _check_bound(place: Place, name: str, schema: Mapping[str, Any]) -> None:
     if name == "maximum" and value in (_LARGEST - 1, 2 * _LARGEST - 1) and not excluded:
         return  # llguidance's integers end there, too
     if not _is_exact(value) or (excluded and abs(value) >= 2**53):
-        raise _fault(
-            place, name, value, "numbers that a double holds, of less than 2**53 if excluded, or the bounds of 64 bits"
-        )
+        allowed = "numbers that a double holds, of less than 2**53 if excluded, or the bounds of 64 bits"
+        raise _fault(place, name, value, allowed)
 
 
 def _multiple(place: Place, value: Any) -> Decimal:
@@ -370,22 +370,17 @@ def _check_value(place: Place, value: Any) -> None:
             todo += [((place, index), below) for index, below in enumerate(one)]
         elif isinstance(one, str):
             _check_length(place, len(one))
-        elif isinstance(one, int | float) and not isinstance(one, bool) and not _is_exact(one):
-            raise _fault(
-                place,
-                "",
-                one,
-                "numbers that a double holds to their last digit, whole ones below 2**63; or give it as a text",
-            )
+        elif _is_number(one) and not _is_exact(one):
+            allowed = "numbers that a double holds to their last digit, whole ones below 2**63; or give it as a text"
+            raise _fault(place, "", one, allowed)
 
 
 def _is_exact(value: float) -> bool:
     """True if llguidance writes ``value`` with the digits that it was given in."""
     if not math.isfinite(value) if isinstance(value, float) else abs(value) >= _LARGEST:
         return False
-    return abs(value) < _LARGEST and _decimal(value) == Decimal(
-        repr(float(value)) if isinstance(value, float) else float(value)
-    )
+    held = repr(float(value)) if isinstance(value, float) else float(value)
+    return abs(value) < _LARGEST and _decimal(value) == Decimal(held)
 
 
 def _decimal(value: float) -> Decimal:
@@ -421,9 +416,8 @@ def _check_regex(place: Place, pattern: Any) -> None:
 
 def _check_length(place: Place, length: int) -> None:
     if length > _MOST_LITERAL:
-        raise ValueError(
-            f"{_told(place)} has {length:,} characters, repetitions written out; allowed: up to {_MOST_LITERAL:,}"
-        )
+        told = f"has {length:,} characters, repetitions written out; allowed: up to {_MOST_LITERAL:,}"
+        raise ValueError(f"{_told(place)} {told}")
 
 
 def _fault(place: Place, name: str, value: Any, allowed: str) -> ValueError:
@@ -468,9 +462,9 @@ def main(seconds: float, folder: str) -> None:
 def _tried(kind: str, text: str) -> dict[str, Any]:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-    before = _memory()[1]
+    before, left_out = _memory()[1], list[Any]()
     try:
-        grammar = grammar_of(kind, text)
+        grammar = grammar_of(kind, text, left_out)
         fault, _ = judged(grammar)
     except MemoryError:
         os.abort()  # as llguidance itself ends without memory
@@ -482,7 +476,12 @@ def _tried(kind: str, text: str) -> dict[str, Any]:
     known = re.sub(r"<\[\d+\]>", f"<[{tokens.vocab_size - 1}]>", grammar)  # the model's tokens, of which none is known
     matcher = LLMatcher(tokens, known, log_level=0, limits=LLParserLimits(**LIMITS))
     matcher.compute_bitmask()
-    return {"grammar": grammar, "size": _memory()[1] - before, "left_out": _LEFT_OUT.findall(grammar)}
+    lines = [f"a call of {tool!r} is forced without all of its schema: {told}" for tool, told in left_out]
+    return {
+        "grammar": grammar,
+        "size": _memory()[1] - before,
+        "left_out": ["".join(filter(str.isprintable, line)) for line in lines],
+    }
 
 
 def _memory() -> list[int]:

@@ -108,6 +108,14 @@ async def test_what_would_harm_the_server_ends_in_its_own_process(structure: Str
 
 
 @pytest.mark.real_time
+async def test_a_grammar_of_a_client_writes_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    texts = "// a call of \x1b[31m\n", '// %exact ["\\u001b", "\\u001b\\n"]\n'
+    for text in texts:
+        await Compiler().compile(Structure(kind="lark", text=f'{text}start: "a"'), Kept())
+    assert caplog.messages == ["a call of '\\x1b' is forced without all of its schema: "]
+
+
+@pytest.mark.real_time
 async def test_a_caller_that_leaves_ends_its_process() -> None:
     before = set(children())
     async with trio.open_nursery() as nursery:
