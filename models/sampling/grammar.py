@@ -176,9 +176,10 @@ def exact(schema: Any, **options: Any) -> Any:
     changed: dict[int, dict[str, Any]] = {}
     found: set[int] = {id(schema)}
     todo: list[tuple[Place, Any]] = [("#", schema)]
+    stays = bool(re.search(r'"\$ref": "#[^"]*/additionalProperties["/]', json.dumps(schema)))
     while todo:
         place, one = todo.pop()
-        changed[id(one)] = _checked(place, one, multiples, root=one is schema) | _named(one, schema, place)
+        changed[id(one)] = _checked(place, one, multiples, root=one is schema) | _named(one, schema, place, stays)
         for name, below in (*_below(one), *_referred(one, schema, place)):
             if isinstance(below, Mapping) and id(below) not in found:
                 found.add(id(below))
@@ -222,8 +223,9 @@ def _at(reference: str, root: Mapping[str, Any], place: Place) -> Any:
     return found
 
 
-def _named(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """Returns members in place of ``propertyNames``, as generators write it for a dict: any texts, or some of them."""
+def _named(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place, stays: bool) -> dict[str, Any]:
+    """Returns members in place of ``propertyNames``, as generators write it for a dict: any texts, or some of them.
+    ``stays``: a reference needs ``additionalProperties``."""
     given = schema.get("propertyNames")
     if isinstance(given, Mapping) and isinstance(given.get("$ref"), str):
         given = _at(given["$ref"], root, place)
@@ -232,7 +234,8 @@ def _named(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place) -> 
     if not (said := given.keys() - {"type", "title"}):
         return {"propertyNames": None}
     names = [given["const"]] if "const" in said else given.get("enum", ())
-    if len(said) > 1 or not names or not all(isinstance(name, str) for name in names) or schema.keys() & {*_MAPS}:
+    stays = stays or bool(schema.keys() & {*_MAPS})
+    if len(said) > 1 or not names or not all(isinstance(name, str) for name in names) or stays:
         return {}
     _check_value((place, "propertyNames"), names)
     found = dict.fromkeys(names, schema.get("additionalProperties", True))
@@ -351,10 +354,8 @@ def _check_multiples(multiples: list[Decimal]) -> None:
     common = 1
     for one in {int(one.scaleb(max(whole, 0))) for one in multiples}:
         if common * one >= _WORD:
-            told = ", ".join(map(str, multiples[:9]))
-            raise ValueError(
-                f"multipleOf is {told} in its parts; allowed: numbers whose least common multiple is below {_WORD:,}"
-            )
+            told = f"multipleOf is {', '.join(map(str, multiples[:9]))} in its parts"
+            raise ValueError(f"{told}; allowed: numbers whose least common multiple is below {_WORD:,}")
         common = math.lcm(common, one)
 
 

@@ -164,6 +164,10 @@ def test_a_structure_that_cannot_be_followed_is_told_with_the_reason(structure, 
         ('{"items": {"const": {"a": [1, 9007199254740993]}}}', "#/items/const/a/1=9007199254740993; allowed: "),
         ('{"$ref": "#/a", "a": {"const": 9007199254740993}}', ": #/a/const=9007199254740993; allowed: "),
         ('{"a": ' * 2_000 + "1" + "}" * 2_000, "nested too deeply"),
+        (
+            '{"propertyNames": {"enum": ["a"]}, "additionalProperties": {"items": {"$ref": "#/additionalProperties"}}}',
+            "propertyNames",  # it is valid, but was said to be false
+        ),
     ],
 )
 def test_a_schema_of_another_shape_is_refused_by_name(schema, message):
