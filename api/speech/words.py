@@ -36,6 +36,7 @@ UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 SENTENCE_ENDS = tuple(".。!！?？")
 """The marks that end a sentence."""
 
+_AFTER_LETTERS = frozenset(',;:!?)]}"')  # the marks behind which no word goes on, though a number may: 4,5
 _LONGEST_MEDIAN = 0.7  # seconds: the most that counts as a word's usual duration, however slowly somebody speaks
 _HINT = 0.5  # seconds: a segment's own time counts only if it shortens a word by more than this
 
@@ -189,11 +190,12 @@ def is_spoken(character: str) -> bool:
 
 
 def unfinished(words: Sequence[TextWord]) -> int:
-    """Returns the number of last words that may go on: a last word, and with it a number or a hyphen's word before a
-    mark."""
+    """Returns the number of last words that may go on: a last word, or a last mark that may be inside of a word, as in
+    ``don't``, and the word before it."""
     if len(words) < 2 or words[-1].text not in string.punctuation:
         return min(len(words), 1)
-    return 2 if words[-2].text[-1].isdigit() or words[-1].text == "-" else 1
+    before = words[-2].text[-1]
+    return 2 if before.isdigit() or (is_spoken(before) and words[-1].text not in _AFTER_LETTERS) else 1
 
 
 def split_text(text: str) -> list[TextWord]:
