@@ -120,15 +120,16 @@ def _in_8_bits(image: Image) -> Image:
     """Returns ``image`` with gray values of 8 bits: conversions of Pillow make white of all values above 255."""
     from PIL import Image
 
-    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+    if 0 in image.size or (image.mode not in ("I", "F") and not image.mode.startswith("I;16")):
         return image
     values = np.nan_to_num(np.asarray(image, np.float32), posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
     usual = {"F": (1.0, 255.0, 65_535.0), "I": (255.0, 65_535.0)}.get(image.mode, (65_535.0,))
     if low >= 0.0 and high <= usual[-1]:
         low, high = 0.0, next(most for most in usual if high <= most)
-    values -= low
-    values *= 255.0 / (high - low or 1.0)
+    values /= 2  # else the difference of two large ones overflows
+    values -= low / 2
+    values *= 510.0 / (high - low or 1.0)
     return Image.fromarray(np.round(values).astype(np.uint8))
 
 

@@ -76,8 +76,9 @@ def test_a_transparent_image_keeps_its_mode_for_the_processor() -> None:
         (np.array([[0, 51, 255]], np.int32), [0, 51, 255]),
         (np.array([[-100, 0, 100_000]], np.int32), [0, 0, 255]),
         (np.full((1, 3), 7.0e5, np.float32), [0, 0, 0]),
+        (np.array([[-3e38, 0, 3e38]], np.float32), [0, 128, 255]),
     ],
-    ids=["16 bits", "to 1", "to 255", "beyond", "32 bits", "signed", "even"],
+    ids=["16 bits", "to 1", "to 255", "beyond", "32 bits", "signed", "even", "large"],
 )
 def test_gray_values_of_more_than_8_bits_are_scaled(stored: Any, expected: list[int]) -> None:
     """They became white, or black, without a word."""
@@ -85,6 +86,7 @@ def test_gray_values_of_more_than_8_bits_are_scaled(stored: Any, expected: list[
     Image.fromarray(stored).save(data, "TIFF")
     for source in (data.getvalue(), Image.fromarray(stored), *([png(stored)] if stored.dtype == np.uint16 else [])):
         assert np.asarray(load_image(source).convert("RGB"))[0, :, 0].tolist() == expected
+    assert load_image(Image.new(Image.fromarray(stored).mode, (0, 3))).size == (0, 3)
 
 
 @pytest.mark.parametrize(
