@@ -380,7 +380,7 @@ def _is_exact(value: float) -> bool:
     """True if llguidance writes ``value`` with the digits that it was given in."""
     if not math.isfinite(value) if isinstance(value, float) else abs(value) >= _LARGEST:
         return False
-    held = repr(float(value)) if isinstance(value, float) else float(value)
+    held: str | float = repr(float(value)) if isinstance(value, float) else float(value)
     return abs(value) < _LARGEST and _decimal(value) == Decimal(held)
 
 
