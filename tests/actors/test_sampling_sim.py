@@ -71,7 +71,7 @@ async def test_a_stream_ends_at_a_stop_string_and_withdraws_its_request_before_i
     async with engine_of(observer=trace.append) as engine:
         async with engine.stream(**arguments(number, stop=("nowhere", stop_of(number)))) as deltas:
             await trio.sleep(waits)
-            assert [event.outcome for event in trace.of(events.RequestEnded)] == (["aborted"] if waits else [])
+            assert [event.outcome for event in trace.of(events.RequestEnded)] == (["finished"] if waits else [])
             parts = [delta async for delta in deltas]
             await trio.sleep(1)
             assert trace.of(events.RequestEnded), "it still ran in the block"

@@ -125,7 +125,7 @@ def test_a_sweep_takes_every_step_of_every_task():
 
 def test_a_sweep_reports_what_is_broken_and_goes_on(monkeypatch):
     """Only a fault brings it to light: undisturbed, nobody aborts."""
-    monkeypatch.setattr(Planner, "abort", lambda *_: 1 / 0)
+    monkeypatch.setattr(Planner, "abort", lambda *_, **__: 1 / 0)
     report = sweep_scenario(TINY, kinds=[FaultKind.CANCEL], most_failures=3)
     assert len(report.failures) == 3
     with pytest.raises(RunnerCrashed, match="ZeroDivisionError"):
