@@ -84,9 +84,7 @@ class TrioEngine:
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._live: set[LiveTranscription] = set()
-        self._texts: dict[
-            bool | None, tuple[TokenBytes, frozenset[int]]
-        ] = {}  # with the silent tokens; see `_texts_of`
+        self._texts: dict[bool | None, tuple[TokenBytes, frozenset[int]]] = {}  # see `_texts_of`
         self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
         self._compiler = Compiler()
 

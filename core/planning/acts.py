@@ -23,7 +23,7 @@ from .quarantine import Quarantine
 from .room import Room
 from .sequence import Phase, Sequence
 
-_SCORED = 32  # tokens of a prompt with log-probabilities in a step: the logits of all would take gigabytes
+_SCORED = 32  # tokens of prompts with log-probabilities in a step, and one of each: the logits of all take gigabytes
 _MOST_WORK = 4096  # page look-ups in one step to admit sequences; computing a page key counts as `_KEY_WORK` look-ups
 _KEY_WORK = 4
 _IN_ORDER = attrgetter("key")
@@ -100,7 +100,7 @@ class Acts:
             wanted = known - sequence.dispatched
             if wanted < 1 or known >= sequence.limit or sequence.drafting:
                 continue
-            if wanted == 1 and self._wanted(sequence, sequence.dispatched):
+            if wanted == 1 and self._wanted(sequence, sequence.dispatched, scored=0):
                 decoding.append(sequence)
             else:
                 reading.append(sequence)
@@ -182,21 +182,22 @@ class Acts:
         for index, sequence in enumerate(reading):
             if draft.tokens <= 0:
                 return
-            wanted = self._wanted(sequence, sequence.dispatched)
+            wanted = self._wanted(sequence, sequence.dispatched, draft.scored)
             others = index + 1 < len(reading) or bool(self.acquirer.ready)
             length = draft.share(wanted, self.limits.page_size, others=others)
             if length > 0 and sequence not in draft.preempted:
                 draft.add(Part(sequence, sequence.dispatched, length, wanted))
 
-    def _wanted(self, sequence: Sequence, start: int) -> int:
+    def _wanted(self, sequence: Sequence, start: int, scored: int) -> int:
         """Returns the number of tokens that can be fed from ``start`` on, up to the first item that the sequence does
-        not hold."""
+        not hold. ``scored``: the tokens with log-probabilities that the step has."""
         stop = sequence.known
         if start < sequence.placeholders.stop:
             reach = sequence.placeholders.reach(start, sequence.held)
             stop = stop if reach is None else min(stop, reach)
-        scored = sequence.request.sampling.prompt_logprobs is not None and start < sequence.prompt_length
-        return min(stop - start, _SCORED) if scored else stop - start
+        if sequence.is_scored and start < sequence.prompt_length:
+            return min(stop - start, max(1, _SCORED - scored))
+        return stop - start
 
     # -- waiting sequences -------------------------------------------------------------------------------------------
 
@@ -223,7 +224,7 @@ class Acts:
         cached = self.room.cached_pages(sequence)
         draft.work += 1 + len(cached) + _KEY_WORK * (len(sequence.page_keys) - computed)
         start = len(cached) * self.limits.page_size
-        wanted = self._wanted(sequence, start)
+        wanted = self._wanted(sequence, start, draft.scored)
         length = self._first_share(draft, wanted)
         if not length:
             return False
@@ -303,6 +304,9 @@ class Acts:
                 return
             if part.wanted > part.length:
                 more = min(part.wanted - part.length, draft.tokens)
+                if part.sequence.is_scored:
+                    more = min(more, max(0, _SCORED - draft.scored))
+                    draft.scored += more
                 part.length += more
                 draft.tokens -= more
 

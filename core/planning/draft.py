@@ -49,12 +49,14 @@ class StepDraft:
     work: int = 0  # pages looked up to admit sequences, see `_MOST_WORK` in `acts`
     joined: set[int] = field(factory=set)  # cached pages that the starts join
     slot_keys: set[str] = field(factory=set)  # content keys whose cross KV the starts join or write
+    scored: int = 0  # tokens of sequences whose prompts have log-probabilities
     growth: dict[int, int] = field(factory=dict)  # pages that running and started sequences need, by token count
 
     def add(self, part: Part) -> None:
         """Puts ``part`` into the step."""
         self.parts.append(part)
         self.tokens -= part.length * part.beams
+        self.scored += part.length * part.sequence.is_scored
         self.pages -= part.pages
 
     def waits_before(self, sequence: Sequence) -> bool:

@@ -191,12 +191,17 @@ class Sequence:
                 return FinishReason.LENGTH
         return None
 
+    @property
+    def is_scored(self) -> bool:
+        """True if the log-probabilities of its prompt are asked for."""
+        return self.request.sampling.prompt_logprobs is not None
+
     def most_cached(self) -> int:
         """Returns the largest number of pages that the sequence may take from the cache instead of feeding them. The
         last token must be fed, for the logits, and so must the tokens whose logits or hidden states the request asks
         for."""
         most = len(self.tokens) - 1
-        if self.request.sampling.prompt_logprobs is not None:
+        if self.is_scored:
             return 0
         if self.request.probe is not None:
             most = min(most, self.request.probe.position)

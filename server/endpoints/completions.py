@@ -25,11 +25,15 @@ from .sampling import Places, completion_logprobs, places_of, sampling_of, struc
 from .together import streams_together
 
 _DEFAULT_TOKENS = 16  # OpenAI's default
+_OF_SCORE, _OF_TOP = 128, 120  # bytes that a token of a scored prompt takes, and each likely token at its place
 
 
 async def complete(request: Request) -> Response:
     """The text that follows each prompt, whole or as it is written."""
     body = await read_json(request, CompletionRequest)
+    if body.scores:  # a text has no more tokens than bytes
+        most = sum(len(one.encode() if isinstance(one, str) else one) for one in body.prompts()) * (body.n or 1)
+        exchange_of(request).account.take(most * (_OF_SCORE + _OF_TOP * (body.logprobs or 0)))
     if body.stream:
         return EventStream(partial(_streamed, request, body))
     async with engine_of(request, body.model) as engine:

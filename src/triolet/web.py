@@ -63,10 +63,11 @@ def lifespan(
 class EngineMiddleware:
     """An ASGI middleware that withdraws requests that nobody waits for, and answers Triolet's errors.
 
-    If a client hangs up, or reads nothing for 30 seconds, the application is cancelled in this request, whether it
-    waits, streams or runs a group of tasks; so its requests to the engine are aborted. Errors of Triolet that leave the
-    application, alone or in a group, are answered as JSON with their ``http_status`` (the highest one of a group), as
-    long as no part of the answer has been sent. WebSockets are passed on as they are.
+    If a client hangs up, or takes more than 30 seconds for one part of an answer, the application is cancelled in this
+    request, whether it waits, streams or runs a group of tasks; so its requests to the engine are aborted. Behind 16
+    parts of a request that the application has not read, a hang-up is noticed only when it reads on. Errors of Triolet
+    that leave the application, alone or in a group, are answered as JSON with their ``http_status`` (the highest one of
+    a group), as long as no part of the answer has been sent. WebSockets are passed on as they are.
 
     Args:
         app: the application.

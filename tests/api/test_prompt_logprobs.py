@@ -41,10 +41,14 @@ async def test_log_probabilities_of_a_prompt_are_those_of_the_model(
             assert [value for _, value in top] == pytest.approx(values, abs=1e-4)
 
     seen: list[events.Event] = []
-    config = EngineConfig(device="cpu", dtype="float32", max_step_tokens=48, verify=True, observer=seen.append)
+    drafts: Any = "auto" if native else None
+    config = EngineConfig(
+        device="cpu", dtype="float32", max_step_tokens=48, speculation=drafts, verify=True, observer=seen.append
+    )
     async with Engine(folder, config=config) as engine:
         ask: Any = partial(engine.generate, prompt_token_ids=PROMPT, max_tokens=4, temperature=0.0)
         plain = await ask()  # its pages are shared by those that follow
+        seen.clear()
         found: list[Completion] = []
 
         async def add(**sampling: Any) -> None:
@@ -55,6 +59,8 @@ async def test_log_probabilities_of_a_prompt_are_those_of_the_model(
                 nursery.start_soon(partial(add, **sampling))
         for completion in found:
             check(completion)
+        read = [one.tokens for one in seen if isinstance(one, events.StepBegun)]
+        assert native or max(read) <= 32 + 2, "few logits at once, of all requests together"
         assert [one.token_ids for one in found].count(plain.token_ids) >= 2
         async with engine.stream(prompt_token_ids=PROMPT, max_tokens=4, prompt_logprobs=3) as deltas:
             first, *others = [delta async for delta in deltas]

@@ -9,7 +9,7 @@ import pytest
 
 from triolet import Structure
 
-from .served import Served
+from .served import Served, served
 
 pytestmark = pytest.mark.real_time
 
@@ -183,6 +183,14 @@ def test_some_of_the_tools_may_be_called(service: Served) -> None:
     body = {"model": "qwen3", "input": "a", "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
     status, told = service.post("/v1/responses", body)
     assert (status, {item["name"] for item in told["output"]}) == (200, {"now"})
+
+
+def test_scores_of_prompts_take_memory_for_each_answer(models: dict[str, str]) -> None:
+    with served({"qwen3": models["qwen3"]}, request_memory=50 << 20) as small:
+        asked = {"model": "qwen3", "prompt": [5] * 50, "echo": True, "logprobs": 5, "max_tokens": 1}
+        assert small.post("/v1/completions", asked)[0] == 200
+        status, told = small.post("/v1/completions", {**asked, "prompt": [5] * 1000, "n": 128})
+    assert (status, told["error"]["code"]) == (413, "request_too_large")
 
 
 @pytest.mark.parametrize("most", [0, 2])
