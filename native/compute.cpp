@@ -65,6 +65,25 @@ inline float total(V v) {
     return lanes[0];
 }
 
+inline int32_t total(VI v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < VL; i++) sum += v[i];
+    return sum;
+#endif
+}
+inline int32_t largest_of(VI v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t largest = v[0];
+    for (int i = 1; i < VL; i++) largest = most(largest, v[i]);
+    return largest;
+#endif
+}
+
 // e^x: 2^n by the bits of the exponent, the rest by a polynomial (Cephes, expf.c), exact to one or two units
 inline V exponential(V x) {
     x = x < -87.0f ? all(-87.0f) : x;
@@ -323,10 +342,11 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
 // ---------------------------------------------------------------- products in int8
 
 #if defined(__AVX512VNNI__)
-constexpr int ROWS8 = 12, RAISED = 128;
+constexpr int ROWS8 = 6;
 #else
-constexpr int ROWS8 = 3, RAISED = 0;
+constexpr int ROWS8 = 3;
 #endif
+constexpr int RAISED = 128;
 constexpr size_t GROUP_BYTES = PANEL * (4 + GROUP);
 
 inline size_t panel_bytes(const Matrix& m) {
@@ -334,105 +354,121 @@ inline size_t panel_bytes(const Matrix& m) {
     return (size_t)m.inputs * PANEL * bytes_of(m.format);
 }
 
-// A row in int8, each group by the scale of its largest value, and `RAISED`
+// A row in int8, each group by the scale of its largest value, with what `RAISED` weights add to its products
 void quantize(const float* x, int width, uint8_t* to) {
     const int groups = groups_of(width);
     int8_t* values = (int8_t*)to;
     float* scales = (float*)(to + (size_t)groups * GROUP);
+    int32_t* added = (int32_t*)(scales + groups);
     for (int g = 0; g < groups; g++) {
         const int begin = g * GROUP, end = least(width, begin + GROUP);
-        V top = {}, broken = {};  // NaN and infinity are to come out as NaN
+        VI top = {};  // bits of sizes: those of infinity and NaN are the largest, and come out as NaN
         for (int i = begin; i < end; i += VL) {
-            const V v = load_upto(x + i, end - i), size = v < 0.0f ? -v : v;
+            const VI size = (VI)load_upto(x + i, end - i) & 0x7fffffff;
             top = size > top ? size : top;
-            broken += v - v;
         }
-        float largest = top[0];
-        for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
+        const int32_t bits = largest_of(top);
+        float largest;
+        __builtin_memcpy(&largest, &bits, 4);
         const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // of less the inverse may be infinite
-        scales[g] = largest / 127.0f + total(broken);
+        scales[g] = largest / 127.0f + (largest - largest);
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
+        VI sums = {};
         for (int i = begin; i < end; i += VL) {
             const V rounded = (load_upto(x + i, end - i) * inverse + 12582912.0f) - 12582912.0f;  // to the nearest
-            *(B*)(values + i) = __builtin_convertvector(__builtin_convertvector(rounded, VI) + RAISED, B);
+            const VI whole = __builtin_convertvector(rounded, VI);
+            *(B*)(values + i) = __builtin_convertvector(whole, B);
+            sums += whole;
         }
+        added[g] = -RAISED * total(sums);
         for (int i = begin + (end - begin + VL - 1) / VL * VL; i < begin + GROUP; i++) values[i] = 0;
     }
 }
 
-// sums[r] += one group's products [PANEL] with a row's, exact. Instructions multiply bytes without a sign by bytes with
-// one. VNNI: rows are kept 128 larger (`RAISED`), and what that adds is taken away first. AVX2: the weights' signs go over
-// to the inputs.
+// One panel by `R` rows, to out [R][PANEL]. The sum of each group is exact; the groups are added up in order. Instructions
+// multiply bytes without a sign by bytes with one. VNNI: weights are made 128 larger (`RAISED`), and what that adds is
+// taken away first. AVX2: the weights' signs go over to the inputs. Meanwhile lines [`line`, `end`) of each group of the
+// next panel are fetched.
 #if defined(__AVX512VNNI__)
-template <int R>
-inline void group_of(const uint8_t* w, const int8_t* const* x, __m512i (*sums)[PANEL / 16]) {
-    constexpr int VECTORS = PANEL / 16;
-    const __m512i raised = _mm512_set1_epi8((char)RAISED);
-    __m512i added[VECTORS] = {};
-    for (int k = 0; k < GROUP; k += 4)
-        for (int v = 0; v < VECTORS; v++) added[v] = _mm512_dpbusd_epi32(added[v], raised, *(const __m512i*)(w + k * PANEL + 64 * v));
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm512_sub_epi32(_mm512_setzero_si512(), added[v]);
-    for (int k = 0; k < GROUP; k += 4, w += 4 * PANEL) {
-        __m512i weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = *(const __m512i*)(w + 64 * v);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            typedef int32_t Quad __attribute__((aligned(4), may_alias));
-            const __m512i inputs = _mm512_set1_epi32(*(const Quad*)(x[r] + k));
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], inputs, weights[v]);
-        }
-    }
+// GCC keeps the sums of its own function for it in memory, and is half as fast
+inline void dot(__m512i& sum, __m512i weights, __m512i inputs) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(inputs));
 }
-#elif defined(__AVX2__)
+
 template <int R>
-inline void group_of(const uint8_t* w, const int8_t* const* x, __m256i (*sums)[PANEL / 8]) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    for (int k = 0; k < GROUP; k += 4, w += 4 * PANEL) {
-#pragma GCC unroll 4
-        for (int v = 0; v < PANEL / 8; v++) {
-            const __m256i weights = *(const __m256i*)(w + 32 * v), sizes = _mm256_abs_epi8(weights);
-#pragma GCC unroll 4
+void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, int line, int end) {
+    constexpr int VECTORS = PANEL / 16;
+    typedef int32_t Quad __attribute__((aligned(4), may_alias));
+    const int groups = groups_of(m.inputs);
+    const size_t of_panel = groups * GROUP_BYTES;
+    const uint8_t *w = m.weights + panel * of_panel, *scale = x + (size_t)groups * GROUP, *added = scale + 4 * (size_t)groups;
+    const __m512i raised = _mm512_set1_epi8((char)RAISED);
+    __m512 totals[R][VECTORS] = {};
+    for (int g = 0; g < groups; g++, w += GROUP_BYTES, x += GROUP, scale += 4, added += 4) {
+        for (int at = line; at < end; at++) __builtin_prefetch(w + of_panel + 64 * at, 0, 2);
+        __m512i sums[R][VECTORS];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+            for (auto& sum : sums[r]) sum = _mm512_set1_epi32(*(const Quad*)(added + r * stride));
+#pragma GCC unroll 8
+        for (int k = 0; k < GROUP; k += 4) {
+            __m512i weights[VECTORS];
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                weights[v] = _mm512_xor_si512(*(const __m512i*)(w + (4 + k) * PANEL + 64 * v), raised);
+#pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                typedef int32_t Quad __attribute__((aligned(4), may_alias));
-                const __m256i inputs = _mm256_set1_epi32(*(const Quad*)(x[r] + k));
-                const __m256i pairs = _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(inputs, weights));  // below 2^15
-                sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
+                const __m512i inputs = _mm512_set1_epi32(*(const Quad*)(x + r * stride + k));
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; v++) dot(sums[r][v], weights[v], inputs);
+            }
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+            const __m512 scales = _mm512_loadu_ps((const float*)w + 16 * v);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const __m512 both = scales * _mm512_set1_ps(*(const float*)(scale + r * stride));
+                totals[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][v]), both, totals[r][v]);
             }
         }
     }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) _mm512_storeu_ps(out + r * PANEL + 16 * v, totals[r][v]);
 }
-#endif
-
-// One panel by `R` rows, to out [R][PANEL]. The sum of each group is exact; the groups are added up in order.
+#else
 template <int R>
-void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, bool first) {
+void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, int line, int end) {
     const int groups = groups_of(m.inputs);
     const uint8_t* w = m.weights + panel * groups * GROUP_BYTES;
     for (int i = 0; i < R * PANEL; i++) out[i] = 0.0f;
     for (int g = 0; g < groups; g++, w += GROUP_BYTES) {
-        if (first)
-            for (size_t at = 0; at < GROUP_BYTES; at += 64) __builtin_prefetch(w + GROUP_BYTES + at, 0, 3);
+        for (int at = line; at < end; at++) __builtin_prefetch(w + groups * GROUP_BYTES + 64 * at, 0, 2);
         const float* scales = (const float*)w;
+        const uint8_t* values = w + 4 * PANEL;
         const int8_t* rows[R];
         float sizes[R];
         for (int r = 0; r < R; r++) {
             rows[r] = (const int8_t*)(x + r * stride) + g * GROUP;
             sizes[r] = ((const float*)(x + r * stride + (size_t)groups * GROUP))[g];
         }
-#if defined(__AVX512VNNI__)
-        __m512i sums[R][PANEL / 16] = {};
-        group_of<R>(w + 4 * PANEL, rows, sums);
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < PANEL / 16; v++) {
-                const __m512 scale = _mm512_loadu_ps(scales + 16 * v) * _mm512_set1_ps(sizes[r]);
-                float* at = out + r * PANEL + 16 * v;
-                _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][v]), scale, _mm512_loadu_ps(at)));
-            }
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
+        const __m256i ones = _mm256_set1_epi16(1);
         __m256i sums[R][PANEL / 8] = {};
-        group_of<R>(w + 4 * PANEL, rows, sums);
+        for (int k = 0; k < GROUP; k += 4, values += 4 * PANEL) {
+#pragma GCC unroll 4
+            for (int v = 0; v < PANEL / 8; v++) {
+                const __m256i weights = *(const __m256i*)(values + 32 * v), sizes = _mm256_abs_epi8(weights);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    typedef int32_t Quad __attribute__((aligned(4), may_alias));
+                    const __m256i inputs = _mm256_set1_epi32(*(const Quad*)(rows[r] + k));
+                    const __m256i pairs = _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(inputs, weights));  // below 2^15
+                    sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
+                }
+            }
+        }
         for (int r = 0; r < R; r++)
             for (int v = 0; v < PANEL / 8; v++) {
                 const __m256 scale = _mm256_loadu_ps(scales + 8 * v) * _mm256_set1_ps(sizes[r]);
@@ -440,40 +476,41 @@ void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* o
                 _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), scale, _mm256_loadu_ps(at)));
             }
 #else
-        const int8_t* values = (const int8_t*)(w + 4 * PANEL);
         for (int r = 0; r < R; r++) {
             int32_t sums[PANEL] = {};
             for (int k = 0; k < GROUP; k += 4)
                 for (int i = 0; i < PANEL; i++)
-                    for (int j = 0; j < 4; j++) sums[i] += values[k * PANEL + 4 * i + j] * rows[r][k + j];
+                    for (int j = 0; j < 4; j++) sums[i] += (int8_t)values[k * PANEL + 4 * i + j] * rows[r][k + j];
             for (int i = 0; i < PANEL; i++) out[r * PANEL + i] += (float)sums[i] * (scales[i] * sizes[r]);
         }
 #endif
     }
 }
+#endif
 
 template <int R>
-inline void any_rows8(const Matrix& m, int panel, const uint8_t* x, size_t stride, int rows, float* out, bool first) {
+inline void any_rows8(const Matrix& m, int panel, const uint8_t* x, size_t stride, int rows, float* out, int line, int end) {
     if constexpr (R > 1) {
-        if (rows < R) return any_rows8<R - 1>(m, panel, x, stride, rows, out, first);
+        if (rows < R) return any_rows8<R - 1>(m, panel, x, stride, rows, out, line, end);
     }
-    tile8<R>(m, panel, x, stride, out, first);
+    tile8<R>(m, panel, x, stride, out, line, end);
 }
 
 // As `multiply`, of rows in int8
 template <class Each>
 inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each) {
+    constexpr int LINES = GROUP_BYTES / 64;
     alignas(64) float out[2 * ROWS8 * PANEL];
-    for (int p = panel; p < panel + count; p++) {
-        const int tiles = (rows + ROWS8 - 1) / ROWS8;
+    const int tiles = (rows + ROWS8 - 1) / ROWS8;
+    for (int p = panel; p < panel + count; p++)
         for (int t = 0, row = 0; t < tiles; t++) {
-            const int taken = (rows - row + tiles - t - 1) / (tiles - t);
-            any_rows8<ROWS8>(m, p, x + row * stride, stride, taken, out, t == 0);
-            if (apart) any_rows8<ROWS8>(m, p + apart, x + row * stride, stride, taken, out + taken * PANEL, t == 0);
+            const int taken = (rows - row + tiles - t - 1) / (tiles - t), line = LINES * t / tiles, end = LINES * (t + 1) / tiles;
+            const uint8_t* from = x + row * stride;
+            any_rows8<ROWS8>(m, p, from, stride, taken, out, line, end);
+            if (apart) any_rows8<ROWS8>(m, p + apart, from, stride, taken, out + taken * PANEL, line, end);
             for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
             row += taken;
         }
-    }
 }
 
 // ---------------------------------------------------------------- norms

@@ -34,9 +34,9 @@ struct Engine {
 
 int draw(const float* logits, int count, float largest, const Draw&, double* chances, int32_t* ids);
 
-// A row of inputs in int8, [groups][GROUP], and its groups' scales
+// A row of inputs in int8, [groups][GROUP], its groups' scales, and what is added to their products
 static inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }
-static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 4) + 63) / 64 * 64; }
+static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 8) + 63) / 64 * 64; }
 static inline size_t ready_bytes(int inputs) {
     const size_t floats = ((size_t)inputs * 4 + 63) / 64 * 64, quantized = quantized_bytes(inputs);
     return floats > quantized ? floats : quantized;
