@@ -270,19 +270,70 @@ def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(opened: Ope
         assert page.evaluate("navigator.clipboard.readText()") == written
 
 
-@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_what_was_said_and_transcribed_stays_over_a_reload_until_it_is_cleared(page: Any, speech: Path) -> None:
+    """The conversation goes on, and its lanes have the names of the questions."""
+    page.set_input_files("#speech-file", speech)
+    item = page.locator("#speech-list li")
+    expect(item.locator(".state")).to_contain_text("took")
+    page.select_option("#chat-model", "llama")
+    page.fill("#chat-tokens", "6")
+    page.fill("#chat-text", "Say it again")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chat-log .note")).to_contain_text(re.compile(r"6 tokens \(the limit\), the first after"))
+    said = page.locator("#chat-log").inner_text()
+    expect(page.locator("#requests-lanes .row.own .name", has_text="Say it again")).to_have_count(1)
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("live")
+    assert page.locator("#chat-log").inner_text() == said
+    expect(item.locator(".text")).to_have_text(SENTENCE)
+    expect(item.locator(".state")).to_contain_text("took")
+    expect(item.get_by_role("link", name="SRT")).to_be_visible()
+    expect(item.locator("audio")).to_have_count(0)
+    page.select_option("#chat-model", "llama")
+    page.fill("#chat-text", "And again")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("Enter")
+    assert [one["role"] for one in json.loads(asked.value.post_data)["messages"]] == ["user", "assistant", "user"]
+    expect(page.locator("#chat-send")).to_have_text("Send")
+    page.click("#chat-clear")
+    page.click("#speech-clear")
+    expect(page.locator("#speech-clear")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#chat-log .message, #speech-list li")).to_have_count(0)
+
+
+def test_an_answer_that_is_cut_off_has_no_count(opened: Opened, service: Served) -> None:
+    with answered(opened, service, "half of") as page:
+        page.click("#chat-send")
+        expect(page.locator("#chat-log .note")).to_have_text(re.compile(r"^unfinished, the first .* after [\d.]+ m?s"))
+
+
+def test_transcripts_have_the_height_of_a_page_without_chat(opened: Opened, models: dict[str, str]) -> None:
+    with served({"whisper": models["whisper"]}) as service, opened(service.url) as page:
+        expect(page.locator("#chat")).to_be_hidden()
+        silent = {"name": "silent.wav", "mimeType": "audio/wav", "buffer": wave_of(16_000)}
+        page.set_input_files("#speech-file", [silent] * 12)
+        expect(page.locator("#speech-list li", has_text="took")).to_have_count(12)
+        assert page.evaluate("document.querySelector('#speech-list').clientHeight") > 600
+        assert page.evaluate("document.querySelector('.ask').getBoundingClientRect().bottom") <= 900
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (1024, 768), (390, 844)])
 def test_the_place_to_write_stays_in_view_however_long_the_answer_is(
     opened: Opened, service: Served, width: int, height: int
 ) -> None:
     with answered(opened, service, "a line\n\n" * 200, viewport={"width": width, "height": height}) as page:
         silent = {"name": "silent.wav", "mimeType": "audio/wav", "buffer": wave_of(16_000)}
-        page.set_input_files("#speech-file", [silent] * 4)
         page.click("#chat-send")
         expect(page.locator("#chat-log .note")).to_be_visible()
+        page.set_input_files("#speech-file", [silent] * 4)  # which makes the conversation lower
         expect(page.locator("#speech-list li", has_text="took")).to_have_count(4)
         expect(page.locator("#chat-send")).to_be_in_viewport(ratio=1)
         expect(page.locator("#chat-text")).to_be_in_viewport(ratio=1)
-        assert page.evaluate("document.querySelector('#chat-log').clientHeight") <= height / 2
+        high, below = page.evaluate(_LOG)
+        assert high <= height * 0.56
+        assert below == 0, "the end of the answer is seen"
 
 
 def test_images_are_sent_where_the_model_reads_them(page: Any, tmp_path: Path) -> None:
@@ -414,6 +465,14 @@ _DRAWN = """
 (place) => {
   const canvas = document.querySelector(place);
   return canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.filter((one) => one > 0).length;
+}
+"""
+
+# how high the conversation is, and how much lies below what is seen of it
+_LOG = """
+() => {
+  const log = document.querySelector("#chat-log");
+  return [log.clientHeight, Math.round(log.scrollHeight - log.scrollTop - log.clientHeight)];
 }
 """
 

@@ -44,17 +44,30 @@ export const askJson = (path, body, { headers = {}, ...rest } = {}) =>
     ...rest,
   });
 
+/** Keeps something of this tab, over a reload too, until the tab is closed. What is too much for the browser (images of
+ * a conversation) is not kept, nor is a part of it. */
+export function keep(place, value) {
+  try {
+    sessionStorage.setItem(place, JSON.stringify(value));
+  } catch (error) {
+    if (error.name !== "QuotaExceededError") throw error;
+    sessionStorage.removeItem(place);
+  }
+}
+
+export const kept = (place) => JSON.parse(sessionStorage.getItem(place) ?? "[]");
+
 const OF_PAGES = "page-";
 const OWN_PLACE = "triolet-own";
 const MOST_OWN = 100;
 let ownTitles = null; // of the requests of this tab, by their names; read when they are first needed
 
-const own = () => (ownTitles ??= new Map(JSON.parse(sessionStorage.getItem(OWN_PLACE) ?? "[]")));
+const own = () => (ownTitles ??= new Map(kept(OWN_PLACE)));
 
 /** Remembers that a request is of this tab, and what it is called there, until the tab is closed. */
 export function rememberOwn(name, title) {
   own().set(name, title);
-  sessionStorage.setItem(OWN_PLACE, JSON.stringify([...own()].slice(-MOST_OWN)));
+  keep(OWN_PLACE, [...own()].slice(-MOST_OWN));
 }
 
 /** What a request of this tab is called; nothing where it is of others. */

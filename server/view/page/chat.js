@@ -1,6 +1,6 @@
 /** The box to chat: a conversation with a model that generates text, with images where it reads them. */
 
-import { askJson, newRequestName, reasonOf } from "./api.js";
+import { askJson, keep, kept, newRequestName, reasonOf } from "./api.js";
 import { byId, copyButton, element, tellProblem, write } from "./dom.js";
 import { eventsOf } from "./event_reader.js";
 import { plural, rate, seconds } from "./format.js";
@@ -23,6 +23,8 @@ const PARTS = [
   "send",
 ];
 
+const CHAT_PLACE = "triolet-chat";
+const MOST_NAMED = 40; // characters of a question, in the name of its lane
 const NEAR = 40; // pixels: so near to its end a conversation follows what is written
 
 export class Chat {
@@ -31,7 +33,7 @@ export class Chat {
     this.failed = failed;
     for (const name of PARTS) this[name.replace("-", "_")] = byId(`chat-${name}`);
     this.models = models;
-    this.messages = [];
+    this.messages = kept(CHAT_PLACE); // role, text and images; of an answer its model and the words about it, too
     this.added = []; // images of the next message
     models.listeners.push((all) => this.#offer(all));
     this.model.addEventListener("change", () => this.#offer(models.models));
@@ -40,6 +42,13 @@ export class Chat {
     this.clear.addEventListener("click", () => this.#begin());
     this.file.addEventListener("change", () => this.#addAll([...this.file.files]));
     takeDrops(byId("chat"), (files) => this.#addAll(files));
+    stayAtEnd(this.log);
+    for (const one of this.messages) this.#recall(one);
+  }
+
+  #recall(message) {
+    const said = this.#say(message);
+    if (message.role === "assistant") new Answer(said, this.log, message.text).end(message.words);
   }
 
   #offer(all) {
@@ -52,7 +61,7 @@ export class Chat {
   }
 
   #begin() {
-    this.messages = [];
+    keep(CHAT_PLACE, (this.messages = []));
     this.log.replaceChildren();
     this.#setImages([]);
     tellProblem(this.problem, null);
@@ -102,31 +111,38 @@ export class Chat {
 
   async #ask(text) {
     const images = this.added;
-    this.messages.push({ role: "user", content: contentOf(text, images) });
-    this.#say("user", text, images);
+    const [question, model] = [{ role: "user", text, images }, this.model.value];
+    this.messages.push(question);
+    this.#say(question);
     this.text.value = "";
     this.#setImages([]);
     tellProblem(this.problem, null);
-    const isAnswered = await this.#answer(new Answer(this.#say("assistant", ""), this.log));
-    if (!isAnswered) this.#takeBack(text, images);
+    const answer = { role: "assistant", model };
+    const isAnswered = await this.#answer(question, answer, new Answer(this.#say(answer), this.log));
+    if (isAnswered) keep(CHAT_PLACE, this.messages);
+    else this.#takeBack(question);
   }
 
   /** Whether there is an answer, or a part of one. */
-  async #answer(answer) {
-    const id = newRequestName("Chat");
+  async #answer({ text }, message, answer) {
+    const [id, pace] = [newRequestName(text.slice(0, MOST_NAMED) || "Images"), new Pace()];
     this.#run(new AbortController());
     try {
-      for await (const told of this.#told(id, this.control.signal)) answer.hear(told);
+      for await (const told of this.#told(id, message.model, this.control.signal)) {
+        pace.hear(told);
+        answer.hear(told);
+      }
     } catch (error) {
       const reason = reasonOf(error);
       tellProblem(this.problem, reason);
-      if (reason !== null) this.failed(this.model.value, id, reason);
+      if (reason !== null) this.failed(message.model, id, reason);
       if (!answer.text) return false;
     } finally {
       this.#run(null);
-      answer.end();
+      Object.assign(message, { text: answer.text, words: pace.words() });
+      answer.end(message.words);
     }
-    this.messages.push({ role: "assistant", content: answer.text });
+    this.messages.push(message);
     return true;
   }
 
@@ -139,7 +155,7 @@ export class Chat {
   }
 
   /** A question without an answer can be asked again. */
-  #takeBack(text, images) {
+  #takeBack({ text, images }) {
     this.messages.pop();
     this.log.lastElementChild.remove();
     this.log.lastElementChild.remove();
@@ -147,10 +163,10 @@ export class Chat {
     if (!this.added.length) this.#setImages(images);
   }
 
-  async *#told(id, signal) {
+  async *#told(id, model, signal) {
     const body = {
-      model: this.model.value,
-      messages: this.messages,
+      model,
+      messages: this.messages.map((one) => ({ role: one.role, content: contentOf(one) })),
       max_completion_tokens: this.tokens.valueAsNumber,
       temperature: this.temperature.valueAsNumber,
       stream: true,
@@ -166,42 +182,52 @@ export class Chat {
     }
   }
 
-  #say(role, text, images = []) {
+  #say({ role, text = "", images = [], model }) {
     const said = element("div", { className: "text" }, text);
     const shown = images.map((address, index) => element("img", { src: address, alt: `Image ${index + 1}` }));
-    const who = element("b", {}, role === "user" ? "You" : this.model.value);
+    const who = element("b", {}, model ?? "You");
     this.log.append(element("div", { className: `message ${role}` }, who, ...shown, said));
-    this.log.scrollTop = this.log.scrollHeight;
+    toEnd(this.log);
     return said;
   }
 }
 
+const isNearEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
+
+const toEnd = (log) => (log.scrollTop = log.scrollHeight);
+
+/** Who reads the end of a conversation goes on seeing it when the log gets lower. */
+function stayAtEnd(log) {
+  let isAtEnd = true;
+  log.addEventListener("scroll", () => (isAtEnd = isNearEnd(log)));
+  new ResizeObserver(() => isAtEnd && toEnd(log)).observe(log);
+}
+
 /** An answer while it is written: `place` shows its Markdown as elements, at most once a frame. */
 class Answer {
-  constructor(place, log) {
-    [this.place, this.log, this.text, this.pace] = [place, log, "", new Pace()];
+  constructor(place, log, text = "") {
+    [this.place, this.log, this.text] = [place, log, text];
     place.classList.add("markdown");
   }
 
   hear(told) {
-    this.pace.hear(told);
     this.text += told.choices[0]?.delta.content ?? "";
     this.frame ??= requestAnimationFrame(() => this.#draw());
   }
 
-  end() {
+  end(words) {
     cancelAnimationFrame(this.frame);
     this.#draw();
     if (!this.text) return;
-    this.place.after(element("p", { className: "note" }, this.pace.words(), " ", copyButton(() => this.text)));
-    this.log.scrollTop = this.log.scrollHeight;
+    this.place.after(element("p", { className: "note" }, words, " ", copyButton(() => this.text)));
+    toEnd(this.log);
   }
 
   #draw() {
     this.frame = undefined;
-    const isAtEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
+    const isAtEnd = isNearEnd(this.log);
     this.place.replaceChildren(...rendered(this.text));
-    if (isAtEnd) this.log.scrollTop = this.log.scrollHeight; // who has scrolled up reads on there
+    if (isAtEnd) toEnd(this.log); // who has scrolled up reads on there
   }
 }
 
@@ -214,19 +240,22 @@ class Pace {
 
   hear({ choices, usage }) {
     if (choices[0]?.delta.content) this.first ??= performance.now();
+    if (choices[0]?.finish_reason === "length") this.isFull = true;
     if (usage) this.tokens = usage.completion_tokens;
   }
 
+  /** An answer that was stopped or cut off has no count. */
   words() {
     const now = performance.now();
-    if (!this.first) return plural(this.tokens, "token");
+    const wait = seconds(((this.first ?? now) - this.asked) / 1000);
+    if (!this.tokens) return `unfinished, the first token after ${wait}`;
+    const count = `${plural(this.tokens, "token")}${this.isFull ? " (the limit)" : ""}, the first after ${wait}`;
     const speed = rate((this.tokens - 1) / Math.max(0.001, (now - this.first) / 1000));
-    const wait = seconds((this.first - this.asked) / 1000);
-    return `${plural(this.tokens, "token")}, the first after ${wait}, then ${speed} a second`;
+    return this.tokens > 1 ? `${count}, then ${speed} a second` : count;
   }
 }
 
-function contentOf(text, images) {
+function contentOf({ text, images = [] }) {
   if (!images.length) return text;
   const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
   return text ? [...parts, { type: "text", text }] : parts;

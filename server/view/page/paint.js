@@ -130,7 +130,7 @@ export function swatch(palette, stage) {
 
 /** A sample of an end for a legend. */
 export const endSwatch = (palette, outcome) =>
-  sample((context, width, height) => drawEnd(context, palette, outcome, 0, 0, height));
+  sample((context, width, height) => drawEnd(context, palette, outcome, outcome === "finished" ? 5 : 1, 0, height));
 
 /** The lines of a legend: how stages and ends look. */
 export function legend(palette, stages, ends) {

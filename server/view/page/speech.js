@@ -1,6 +1,6 @@
 /** The box for speech: files that are dropped, and the microphone. */
 
-import { ask, newRequestName, reasonOf } from "./api.js";
+import { ask, keep, kept, newRequestName, reasonOf } from "./api.js";
 import { byId, copyButton, element, tellProblem, write } from "./dom.js";
 import { eventsOf } from "./event_reader.js";
 import { plural, seconds, subtitles } from "./format.js";
@@ -8,6 +8,7 @@ import { Microphone } from "./microphone.js";
 import { offer } from "./models.js";
 
 const MOST_TRANSCRIPTS = 50;
+const LINES_PLACE = "triolet-transcripts";
 
 /** A line in the list of transcripts; one of a file plays it, too. */
 class Line {
@@ -19,11 +20,20 @@ class Line {
     if (stop) this.stop.addEventListener("click", stop);
     this.actions = element("span", { className: "ends" }, this.stop);
     this.head = element("p", { className: "of" }, element("b", { title: name }, name), this.state, this.actions);
-    [this.name, this.pieces, this.warnings] = [name, [], 0]; // pieces: those of the text whose times are known
+    [this.name, this.pieces, this.warnings] = [name, [], []]; // pieces: those of the text whose times are known
     this.item = element("li", {}, this.head, this.text);
     if (file) this.#play(file);
     list.prepend(this.item);
-    while (list.children.length > MOST_TRANSCRIPTS) dropLast(list);
+    while (list.children.length > MOST_TRANSCRIPTS) drop(list.lastElementChild);
+  }
+
+  /** A line that was kept: its recording is gone. */
+  static recall(list, { name, text, state, pieces, warnings }) {
+    const line = new Line(list, name);
+    line.pieces = pieces;
+    write(line.text, text);
+    line.warn(warnings);
+    line.#close(state);
   }
 
   /** The player is shown when the browser has found that it can play the file. */
@@ -64,17 +74,28 @@ class Line {
 
   /** Shows sentences about what was not done as asked. */
   warn(warnings) {
-    this.warnings += warnings.length;
+    this.warnings.push(...warnings);
     this.item.append(...warnings.map((each) => element("p", { className: "hint warning" }, each)));
   }
 
+  /** Keeps the line, but for one that failed: its file can be chosen again. */
   end(state, fault = null) {
-    this.stop.hidden = true;
-    write(this.state, state);
+    this.#close(state);
     if (fault !== null) {
       this.player?.remove();
       this.item.append(element("p", { className: "problem", role: "alert" }, fault));
-    } else if (this.text.textContent) {
+      return;
+    }
+    const { name, pieces, warnings } = this;
+    const line = { name, state, pieces, warnings, text: this.text.textContent };
+    if (line.text) keep(LINES_PLACE, [...kept(LINES_PLACE), line].slice(-MOST_TRANSCRIPTS));
+  }
+
+  #close(state) {
+    this.item.className = "over";
+    this.stop.hidden = true;
+    write(this.state, state);
+    if (this.text.textContent) {
       this.actions.append(copyButton(() => this.text.textContent.trim()), ...this.#subtitles());
     }
   }
@@ -87,22 +108,29 @@ class Line {
   }
 }
 
-/** Removes the oldest line, and lets go of its recording and subtitles. */
-function dropLast(list) {
-  for (const { src, href } of list.lastElementChild.querySelectorAll("audio, a")) URL.revokeObjectURL(src ?? href);
-  list.lastElementChild.remove();
+/** Removes a line, and lets go of its recording and subtitles. */
+function drop(item) {
+  for (const { src, href } of item.querySelectorAll("audio, a")) URL.revokeObjectURL(src ?? href);
+  item.remove();
 }
 
 export class Speech {
   /** `failed` is told the model, the id of the request and the reason of a failure. */
   constructor(models, failed) {
     [this.models, this.failed] = [models, failed];
-    for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"])
+    for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem", "clear"])
       this[name] = byId(`speech-${name}`);
     models.listeners.push((all) => offer(this.model, all, "transcribe"));
     this.file.addEventListener("change", () => this.#takeAll(this.file));
     this.microphone.addEventListener("click", () => this.#toggle());
+    this.clear.addEventListener("click", () => this.#forget());
     takeDrops(this.drop, (files) => this.#transcribeAll(files));
+    for (const one of kept(LINES_PLACE)) Line.recall(this.list, one);
+  }
+
+  #forget() {
+    keep(LINES_PLACE, []);
+    for (const item of this.list.querySelectorAll(".over")) drop(item);
   }
 
   #takeAll(input) {
@@ -124,7 +152,7 @@ export class Speech {
     try {
       const text = await this.#read({ file, model, id, signal: control.signal, line });
       if (line.text.textContent !== text) write(line.text, text);
-      const sign = line.warnings ? `, ${plural(line.warnings, "warning")}` : "";
+      const sign = line.warnings.length ? `, ${plural(line.warnings.length, "warning")}` : "";
       if (!text) line.warn(["No speech was found."]);
       line.end(`took ${seconds((performance.now() - begun) / 1000)}${sign}`);
     } catch (error) {
