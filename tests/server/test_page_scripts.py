@@ -158,12 +158,16 @@ LIVES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=25)
 
 @settings(deadline=None, max_examples=40)
 @given(LIVES, st.integers(1, 3), st.integers(0, 3))
-def test_a_track_keeps_its_lane_and_two_that_run_have_two(
+def test_a_track_keeps_its_lane_while_any_runs_and_two_that_run_have_two(
     run: Run, lives: list[tuple[float, float]], least: int, more: int
 ) -> None:
     lane_of: dict[int, int] = {}
     for moment in run("lanes.js", _PLACE, {"least": least, "most": least + more, "lives": lives}):
         rows, active = moment["rows"], set(moment["active"])
+        if not active:
+            full = sum(map(bool, rows))
+            assert all(rows[:full]), "lanes close up"
+            lane_of.clear()
         assert least <= len(rows) <= least + more
         for number, row in enumerate(rows):
             assert len(active & set(row)) <= 1

@@ -1,8 +1,9 @@
 /** Which lane a track is shown in. Knows no screen.
  *
- * A track keeps its lane. A lane whose track has ended is left alone for a while, so that one can read how it ended;
- * the one that ended first is taken first. There are at least `least` lanes, and up to `most` while more are needed.
- * Where all are taken, a track waits for a lane; one that ends before it has any is not shown.
+ * A track keeps its lane while any runs; when none does, lanes that became empty close up. A lane whose track has ended
+ * is left alone for a while, so that one can read how it ended; the one that ended first is taken first. There are at
+ * least `least` lanes, and up to `most` while more are needed. Where all are taken, a track waits for a lane; one that
+ * ends before it has any is not shown.
  */
 
 const REST_SECONDS = 1.2;
@@ -55,7 +56,14 @@ export class Lanes {
     const stays = (track, index, row) => tracks.has(track) && (!track.isActive || index === row.length - 1);
     this.rows = this.rows.map((row) => row.filter(stays)); // one that goes on behind another one gets another lane
     this.placed = new Set(this.rows.flat());
+    if (![...this.placed].some((track) => track.isActive)) this.#closeUp();
     while (this.rows.length > this.least && this.rows.at(-1).length === 0) this.rows.pop();
+  }
+
+  /** Else the latest requests of many stand far below, out of sight. */
+  #closeUp() {
+    const full = this.rows.filter((row) => row.length);
+    this.rows = [...full, ...Array.from({ length: Math.max(0, this.least - full.length) }, () => [])];
   }
 }
 
