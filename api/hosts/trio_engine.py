@@ -261,14 +261,15 @@ class TrioEngine:
         *,
         wait: bool,
         told: Told = bool,
+        name: str | None = None,
     ) -> Vectors:
         """Implements `Engine.embed`."""
         kind = embedding_pooling(self._opened()[1], pooling, normalize)
         query = VectorQuery(texts=check_texts("texts", texts), pooling=kind, priority=priority)
-        return await self._vectors(query, wait=wait, told=told)
+        return await self._vectors(query, wait=wait, told=told, name=name)
 
     async def score(
-        self, query: object, documents: object, priority: int, *, wait: bool, told: Told = bool
+        self, query: object, documents: object, priority: int, *, wait: bool, told: Told = bool, name: str | None = None
     ) -> tuple[float, ...]:
         """Implements `Engine.score`."""
         pooling = scoring_pooling(self._opened()[1])
@@ -281,22 +282,22 @@ class TrioEngine:
             )
         pairs = [(query, document) for document in check_texts("documents", documents)]
         asked = VectorQuery(texts=pairs, pooling=pooling, priority=priority)
-        vectors = await self._vectors(asked, wait=wait, told=told)
+        vectors = await self._vectors(asked, wait=wait, told=told, name=name)
         return tuple(map(float, vectors[:, 0])) if pairs else ()
 
     async def classify(
-        self, texts: object, priority: int, *, wait: bool, told: Told = bool
+        self, texts: object, priority: int, *, wait: bool, told: Told = bool, name: str | None = None
     ) -> tuple[dict[str, float], ...]:
         """Implements `Engine.classify`."""
         pooling = scoring_pooling(self._opened()[1])
         query = VectorQuery(texts=check_texts("texts", texts), pooling=pooling, priority=priority)
         labels = self.model.labels
-        scores = await self._vectors(query, wait=wait, told=told)
+        scores = await self._vectors(query, wait=wait, told=told, name=name)
         return tuple(dict(zip(labels, softmax(row), strict=True)) for row in scores.tolist())
 
-    async def _vectors(self, query: VectorQuery, *, wait: bool, told: Told) -> Vectors:
+    async def _vectors(self, query: VectorQuery, *, wait: bool, told: Told, name: str | None) -> Vectors:
         """Computes the vectors of ``query``, [texts, width]."""
-        run, new_id = partial(self._vector, asked=trio.current_time(), wait=wait), partial(self._new_id, None)
+        run, new_id = partial(self._vector, asked=trio.current_time(), wait=wait), partial(self._new_id, name)
         requests = await build_requests(self.model, query, self.config, new_id=new_id, reading=self._reading)
         told(sum(len(request.prompt_token_ids) for request in requests))
         vectors = await run_together([partial(run, request) for request in requests])

@@ -25,7 +25,7 @@ async def embed(request: Request) -> Response:
     body = await read_json(request, bodies.EmbeddingRequest)
     texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
-        vectors = await engine.inside.embed(texts, None, None, body.priority, wait=True, told=counts.append)
+        vectors = await engine.inside.embed(texts, None, None, body.priority, **_told_of(request, counts))
     usage = _usage(request, counts)
     exchange_of(request).account.take(_OF_NUMBER * vectors.size)
     return await trio.to_thread.run_sync(_embedded, body, _shortened(vectors, body.dimensions), usage)
@@ -67,7 +67,7 @@ async def rerank(request: Request) -> Response:
     body = await read_json(request, bodies.RerankRequest)
     texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
-        scores = await engine.inside.score(body.query, texts, body.priority, wait=True, told=counts.append)
+        scores = await engine.inside.score(body.query, texts, body.priority, **_told_of(request, counts))
     usage = _usage(request, counts)
     return await trio.to_thread.run_sync(_ranked, body, texts, scores, usage)
 
@@ -107,7 +107,7 @@ async def classify(request: Request) -> Response:
     body = await read_json(request, bodies.ClassifyRequest)
     texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
-        found = await engine.inside.classify(texts, body.priority, wait=True, told=counts.append)
+        found = await engine.inside.classify(texts, body.priority, **_told_of(request, counts))
     usage = _usage(request, counts)
     return await trio.to_thread.run_sync(_classified, body, found, usage)
 
@@ -120,6 +120,11 @@ def _classified(body: bodies.ClassifyRequest, found: Sequence[dict[str, float]],
     return answered(
         bodies.ClassifyAnswer(id=new_id("classify-"), object="list", model=body.model, data=data, usage=usage)
     )
+
+
+def _told_of(request: Request, counts: list[int]) -> dict[str, Any]:
+    """Returns what an engine is told of a call: its id too, by which its requests are known to watchers."""
+    return {"wait": True, "told": counts.append, "name": exchange_of(request).id}
 
 
 def _usage(request: Request, counts: Sequence[int]) -> bodies.PromptUsage:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from triolet.server.schemas.vectors import PromptUsage, RerankRequest
 
 from ..checkpoints.families import make_checkpoint
 from .served import Served, served
+from .test_events import changes, watching
 
 pytestmark = pytest.mark.real_time
 
@@ -23,7 +26,9 @@ DOCUMENTS = ["the cat", "a dog barked", "on a mat"]
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    made: dict[str, Path] = {name: tmp_path_factory.mktemp(name) for name in ("bert_reranker", "bert_classifier")}
+    made: dict[str, Path] = {
+        name: tmp_path_factory.mktemp(name) for name in ("bert_reranker", "bert_classifier", "bert")
+    }
     for name, folder in made.items():
         make_checkpoint(name, folder)
     with served({name: str(folder) for name, folder in made.items()}) as running:
@@ -49,6 +54,24 @@ def test_documents_are_ranked_by_the_scores_of_the_engine(service: Served) -> No
     assert [one["relevance_score"] for one in named["results"]] == [one["relevance_score"] for one in told["results"]]
     _, bare = service.post("/v1/rerank", {**body, "return_documents": False})
     assert not any("document" in one for one in bare["results"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("embeddings", {"model": "bert", "input": DOCUMENTS}),
+        ("rerank", {"model": "bert_reranker", "query": "cat", "documents": DOCUMENTS}),
+        ("classify", {"model": "bert_classifier", "input": DOCUMENTS}),
+    ],
+)
+def test_watchers_know_its_requests_by_the_id_of_the_call(service: Served, path: str, body: dict[str, Any]) -> None:
+    headers = {"content-type": "application/json", "x-request-id": f"my-{path}"}
+    with watching(service) as events:
+        sent = urllib.request.Request(f"{service.url}/v1/{path}", json.dumps(body).encode(), headers)
+        urllib.request.urlopen(sent).close()
+        told = (one for event in events for one in changes([event]))
+        ended = [one["request"] for one in itertools.islice((one for one in told if one.get("stage") == "finished"), 3)]
+    assert [name.partition("#")[0] for name in ended] == [f"my-{path}"] * 3
 
 
 def test_a_score_of_any_size_is_a_relevance() -> None:
