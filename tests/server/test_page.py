@@ -369,6 +369,10 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(opened: Opened, models: dict[s
     with served({"whisper": models["whisper"]}, api_keys=["sesame"]) as service:
         with opened(service.url, allowed=("401",)) as page:
             expect(page.locator("#key-dialog")).to_be_visible()
+            page.keyboard.press("Escape")
+            page.set_input_files("#speech-file", [{"name": "a.wav", "mimeType": "audio/wav", "buffer": wave_of(9)}])
+            expect(page.locator("#speech-problem")).to_contain_text("asks for an API key")
+            page.click("#key-open")
             page.fill("#key-field", "wrong")
             page.keyboard.press("Enter")
             expect(page.locator("#key-fault")).to_contain_text("does not know this key")

@@ -14,6 +14,7 @@ import { Timeline } from "./timeline.js";
 import { fail, requestName, World } from "./world.js";
 
 const NOTHING = "No request yet. Each will have a bar here that shows what becomes of it.";
+const UNHEARD = "The server has told nothing yet.";
 const LOADING = "A model is being loaded; then the bars of its requests begin here.";
 const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
 const FRAME = 30; // milliseconds
@@ -96,7 +97,7 @@ class Page {
       most: 64,
       title: "Requests, by lane",
       hint: HINT,
-      nothing: "", // nobody knows yet
+      nothing: UNHEARD,
       isOwn: (track) => titleOf(track.id) !== undefined,
     });
     this.entries = new Timeline({

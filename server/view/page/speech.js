@@ -8,6 +8,7 @@ import { Microphone } from "./microphone.js";
 import { offer } from "./models.js";
 
 const MOST_TRANSCRIPTS = 50;
+const UNKNOWN = "The models of the server are not known yet: it is not connected, or asks for an API key.";
 const LINES_PLACE = "triolet-transcripts";
 
 /** A line in the list of transcripts; one of a file plays it, too. */
@@ -139,7 +140,7 @@ export class Speech {
   }
 
   #transcribeAll(files) {
-    tellProblem(this.problem, this.model.value ? null : "No model of this server transcribes speech.");
+    tellProblem(this.problem, this.model.value ? null : UNKNOWN);
     if (this.model.value) for (const file of files) this.#transcribe(file);
   }
 
