@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +26,9 @@ SAMPLES = Path(__file__).parents[2] / "demo" / "samples"
 OWN, OTHERS = ("en-many.flac", "en-command.flac"), ("en-noisy.flac", "en-many.flac", "en-command.flac")
 QUESTIONS = ("What is the capital of France?", "And what is it known for?")
 BUSY_SECONDS = 60.0  # as many as the lanes show
-COLOURS = 256  # of a picture, the most frequent ones, which keeps its file small
+COLOURS = 256  # of a picture, which keeps its file small
+NEAR = 6  # levels: colours that differ by no more in any channel count as one, so that rare ones have a place
+Colour = tuple[int, int, int]
 WIDE, PHONE = {"width": 1400, "height": 780}, {"width": 390, "height": 844}
 
 
@@ -104,9 +106,20 @@ def save(name: str, *shots: bytes) -> None:
     path = IMAGES / f"page-{name}.png"
     found: Any = whole.getcolors(whole.width * whole.height)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for _, colour in sorted(found, reverse=True)[:COLOURS] for part in colour])
+    palette.putpalette(
+        [part for colour in spread([colour for _, colour in sorted(found, reverse=True)]) for part in colour]
+    )
     whole.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
     sys.stdout.write(f"{path}: {path.stat().st_size // 1024} KiB\n")
+
+
+def spread(colours: Sequence[Colour]) -> list[Colour]:
+    """Returns up to `COLOURS` of ``colours``, the first ones that are not like one before them."""
+    chosen: list[Colour] = []
+    for colour in colours:
+        if all(any(abs(a - b) > NEAR for a, b in zip(colour, one, strict=True)) for one in chosen):
+            chosen.append(colour)
+    return chosen[:COLOURS]
 
 
 def take(page: Any, phone: Any) -> None:
