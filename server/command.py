@@ -53,24 +53,32 @@ _SECTIONS = {
     "Log": ("log_format", "no_access_log"),
     "Addresses of images and audio": ("url_prefixes", "private_urls"),
 }
-_BRIEF: tuple[str, ...] = (
-    "models",
-    "preload",
-    "memory_budget",
-    "device",
-    "quantization",
-    "max_positions",
-    "replicas",
-    "cluster",
-    "host",
+_BRIEF = (
+    "models preload memory_budget device quantization max_positions replicas cluster host port api_key_file "
+    "allow_anyone max_requests requests_per_minute max_body_bytes"
 )
-_BRIEF += ("port", "api_key_file", "allow_anyone", "max_requests", "requests_per_minute", "max_body_bytes")
+_SHORT = "Serve models over HTTP with OpenAI's API."
+_NAMED = "Serve MODEL, under the name NAME. May be repeated."
+_KEY = f"An API key that clients send. May be repeated. Set ${KEY_VARIABLE} to keep the key out of the command line."
+_BUDGET = "The memory that all loaded models may take together, such as 4GiB. Default: no limit."
+_IDLE = "Unload a model after this many seconds without a request. Default: never."
+_MEMORY = "The memory that all requests together may take. Default: a quarter of the free memory, up to 2GiB."
+_RATE = "The most requests a minute with one API key, or from one address if there are no keys."
+_DRAIN = "The seconds that running requests have to end when the server stops. Default: 30."
+_PREFIX = "Fetch images and audio whose address begins with URL. May be repeated."
+_ORIGIN = "Let web pages of ORIGIN use the server. May be repeated."
+_TEMPLATE = "A Jinja template that is used in place of the model's own. With several models: NAME=FILE."
+_CALLS = "The format in which the models write tool calls, such as hermes. Default: found for each checkpoint."
+_LOG = "The form of the lines of the log and the access log, on standard error: text, or a JSON object each."
+_LONGEST = (
+    "The most tokens of a prompt and its answer together. With several models: NAME=N. Default: as many as the model "
+    "and the memory allow."
+)
+_CLUSTER = "Run the models as replicas on Ray: on the cluster at $RAY_ADDRESS, or on a Ray that is started here."
+_FILE = click.Path(exists=True, dir_okay=False)
 _EXAMPLES = (
     ("triolet serve openai/whisper-base", ""),
-    (
-        "triolet serve --model speech=openai/whisper-base --model chat=Qwen/Qwen3-0.6B",
-        "several models, each loaded by its first request",
-    ),
+    ("triolet serve --model speech=openai/whisper-base --model chat=Qwen/Qwen3-0.6B", "each is loaded by a request"),
     ("TRIOLET_API_KEY=secret triolet serve demo --host 0.0.0.0", "for other machines"),
     ("triolet serve openai/whisper-base --cluster --replicas 2-8", "2 to 8 replicas on Ray, by demand"),
 )
@@ -111,114 +119,36 @@ class _Serve(HelpPage):
         return super().parse_args(ctx, args)
 
 
-@click.command(
-    cls=_Serve,
-    sections=_SECTIONS,
-    brief=_BRIEF,
-    examples=_EXAMPLES,
-    short_help="Serve models over HTTP with OpenAI's API.",
-)
+@click.command(cls=_Serve, sections=_SECTIONS, brief=_BRIEF, examples=_EXAMPLES, short_help=_SHORT)
 @click.argument("model", required=False, shell_complete=complete_models)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="[NAME=]MODEL",
-    help="Serve MODEL, under the name NAME. May be repeated.",
-)
+@click.option("--model", "models", multiple=True, metavar="[NAME=]MODEL", help=_NAMED)
 @click.option("--aligner", metavar="MODEL", help="A model that finds times of words for models that know none.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="The port to listen on; 0 chooses a free port.")
-@click.option(
-    "--api-key",
-    "api_keys",
-    multiple=True,
-    help=f"An API key that clients send. May be repeated. Set ${KEY_VARIABLE} to keep the key out of the command line.",
-)
-@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="A file of API keys, one a line.")
+@click.option("--api-key", "api_keys", multiple=True, help=_KEY)
+@click.option("--api-key-file", type=_FILE, help="A file of API keys, one a line.")
 @click.option("--allow-anyone", is_flag=True, help="Let other machines use the server without an API key.")
-@click.option(
-    "--preload", is_flag=True, help="Load all models at the start. A single model is always loaded at the start."
-)
-@click.option(
-    "--memory-budget",
-    type=_Bytes(),
-    help="The memory that all loaded models may take together, such as 4GiB. Default: no limit.",
-)
-@click.option(
-    "--idle-seconds", type=float, help="Unload a model after this many seconds without a request. Default: never."
-)
+@click.option("--preload", is_flag=True, help="Load all models at the start, as a single model always is.")
+@click.option("--memory-budget", type=_Bytes(), help=_BUDGET)
+@click.option("--idle-seconds", type=float, help=_IDLE)
 @click.option("--max-body", "max_body_bytes", type=_Bytes(), help="The largest request, such as 64M. Default: 512M.")
 @click.option("--max-audio-seconds", type=float, help="The longest audio file, in seconds. Default: 21600, six hours.")
 @click.option("--max-requests", type=int, help="The most requests that run or wait at the same time. Default: 512.")
-@click.option(
-    "--request-memory",
-    type=_Bytes(),
-    help="The memory that all requests together may take. Default: a quarter of the free memory, up to 2GiB.",
-)
-@click.option(
-    "--rate-limit",
-    "requests_per_minute",
-    type=int,
-    metavar="N",
-    help="The most requests a minute with one API key, or from one address if there are no keys.",
-)
-@click.option(
-    "--drain-seconds",
-    type=float,
-    help="The seconds that running requests have to end when the server stops. Default: 30.",
-)
-@click.option(
-    "--allow-url-prefix",
-    "url_prefixes",
-    multiple=True,
-    metavar="URL",
-    help="Fetch images and audio whose address begins with URL. May be repeated.",
-)
-@click.option(
-    "--allow-private-urls", "private_urls", is_flag=True, help="Fetch from addresses in private networks, too."
-)
-@click.option(
-    "--cors-origin",
-    "cors_origins",
-    multiple=True,
-    metavar="ORIGIN",
-    help="Let web pages of ORIGIN use the server. May be repeated.",
-)
-@click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="The file of the TLS certificate, PEM.")
-@click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="The file of the certificate's key, PEM.")
-@click.option(
-    "--chat-template",
-    multiple=True,
-    metavar="[NAME=]FILE",
-    help="A Jinja template that is used in place of the model's own. With several models: NAME=FILE.",
-)
-@click.option(
-    "--tool-format",
-    help="The format in which the models write tool calls, such as hermes. Default: found for each checkpoint.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    default="text",
-    show_default=True,
-    help="The form of the lines of the log and the access log, on standard error: text, or a JSON object each.",
-)
+@click.option("--request-memory", type=_Bytes(), help=_MEMORY)
+@click.option("--rate-limit", "requests_per_minute", type=int, metavar="N", help=_RATE)
+@click.option("--drain-seconds", type=float, help=_DRAIN)
+@click.option("--allow-url-prefix", "url_prefixes", multiple=True, metavar="URL", help=_PREFIX)
+@click.option("--allow-private-urls", "private_urls", is_flag=True, help="Fetch from private networks, too.")
+@click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help=_ORIGIN)
+@click.option("--certfile", type=_FILE, help="The file of the TLS certificate, PEM.")
+@click.option("--keyfile", type=_FILE, help="The file of the certificate's key, PEM.")
+@click.option("--chat-template", multiple=True, metavar="[NAME=]FILE", help=_TEMPLATE)
+@click.option("--tool-format", help=_CALLS)
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help=_LOG)
 @click.option("--no-access-log", is_flag=True, help="Do not log each request.")
-@click.option(
-    "--max-model-len",
-    "max_positions",
-    multiple=True,
-    metavar="[NAME=]N",
-    help="The most tokens of a prompt and its answer together. With several models: NAME=N. Default: the model's own; "
-    "on the CPU no more than fit the memory for keys and values.",
-)
+@click.option("--max-model-len", "max_positions", multiple=True, metavar="[NAME=]N", help=_LONGEST)
 @device_options
-@click.option(
-    "--cluster",
-    is_flag=True,
-    help="Run the models as replicas on Ray: on the cluster at $RAY_ADDRESS, or on a Ray that is started here.",
-)
+@click.option("--cluster", is_flag=True, help=_CLUSTER)
 def serve(**given: Any) -> int:
     """Serve models over HTTP in the form of OpenAI's API: speech, text, vectors and live audio, with a page to watch.
 

@@ -125,22 +125,13 @@ subtitle_options = field_options(SubtitleSettings, SUBTITLES, " Needs --word-tim
 
 def sampling_options(command: Command) -> Command:
     """Adds the flags of `SamplingParams`, which `sampling_of` reads."""
+    matched = "Write text that the whole regular expression matches. [0-9] is an ASCII digit, \\d any script's."
+    followed = "Write text that follows the grammar in FILE, in the Lark dialect of llguidance."
+    chosen = "Write one of these texts. Give --choice once for each text."
     for option in (
-        click.option(
-            "--grammar", **FILE, help="Write text that follows the grammar in FILE, in the Lark dialect of llguidance."
-        ),
-        click.option(
-            "--choice",
-            "choices",
-            multiple=True,
-            metavar="TEXT",
-            help="Write one of these texts. Give --choice once for each text.",
-        ),
-        click.option(
-            "--regex",
-            metavar="REGEX",
-            help="Write text that the whole regular expression matches. [0-9] is an ASCII digit, \\d any script's.",
-        ),
+        click.option("--grammar", **FILE, help=followed),
+        click.option("--choice", "choices", multiple=True, metavar="TEXT", help=chosen),
+        click.option("--regex", metavar="REGEX", help=matched),
         click.option("--json-schema", "schema", **FILE, help="Write JSON that follows the JSON schema in FILE."),
     ):
         command = option(command)

@@ -26,18 +26,11 @@ def device_options(command: Command) -> Command:
     """Adds the options that say how a model is computed: those of every command that opens one, and of the server."""
     dtypes, quantizations = click.Choice(DTYPES), click.Choice(QUANTIZATIONS)
     computed = "The number type in which the model computes. Default: float32 on the CPU, float16 on CUDA."
-    held = (
-        "The number type of stored keys and values, on the CPU. 16 bits take half of the memory of 32. Default: "
-        "as --dtype."
-    )
-    device = (
-        "The device: auto, cpu, cuda or cuda:1. The command triolet devices lists the devices. Default: CUDA if there "
-        "is a GPU, else the CPU."
-    )
+    held = "The number type of stored keys and values, on the CPU. 16 bits take half the memory. Default: as --dtype."
+    device = "The device: auto, cpu, cuda or cuda:1, as triolet devices lists them. Default: CUDA if there is a GPU."
+    threads = "The number of CPU threads. Default: one for each usable core."
     for option in (
-        click.option(
-            "--threads", metavar="N", default=0, help="The number of CPU threads. Default: one for each usable core."
-        ),
+        click.option("--threads", metavar="N", default=0, help=threads),
         click.option("--dtype", type=dtypes, default="auto", help=computed),
         click.option("--kv-dtype", type=dtypes, default="auto", help=held),
         click.option("--quantization", type=quantizations, help="Hold the weight matrices in int8, on the CPU."),
@@ -49,10 +42,7 @@ def device_options(command: Command) -> Command:
 
 def engine_options(command: Command) -> Command:
     """Adds the options of every command that opens a model, except ``--verbose``."""
-    longest = (
-        "The most tokens of a prompt and its answer together. Default: the model's own; on the CPU no more than fit "
-        "the memory for keys and values."
-    )
+    longest = "The most tokens of a prompt and its answer together. Default: as many as the model and the memory allow."
     traced = "Write a trace of the engine's work into FILE. ui.perfetto.dev shows it."
     for option in (
         click.option("--trace", **FILE, callback=_trace_file, help=traced),

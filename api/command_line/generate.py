@@ -44,19 +44,13 @@ _SECTIONS = {
     "Model": ("model", *MODEL),
     "Reports": REPORTS,
 }
-_BRIEF: tuple[str, ...] = (
-    "images",
-    "sounds",
-    "system",
-    "chat",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "schema",
-    "choices",
+_BRIEF = (
+    "images sounds system chat max_tokens temperature top_p seed schema choices as_json model device quantization "
+    "max_positions verbose"
 )
-_BRIEF += ("as_json", "model", "device", "quantization", "max_positions", "verbose")
+_SHORT = "Write text from a prompt, images and audio."
+_MEDIA = "{} to ask about; - is standard input. May be repeated."
+_CHAT = "Put the prompt into the chat template, or use it as it is. Default: --chat if there is a template."
 _SPECULATE = (
     "Propose up to N draft tokens a step, which saves time and leaves the text the same. 0: off. Default: 4 on the CPU."
 )
@@ -68,36 +62,17 @@ _EXAMPLES = (
 )
 
 
-@click.command(
-    cls=HelpPage,
-    sections=_SECTIONS,
-    brief=_BRIEF,
-    examples=_EXAMPLES,
-    short_help="Write text from a prompt, images and audio.",
-)
+@click.command(cls=HelpPage, sections=_SECTIONS, brief=_BRIEF, examples=_EXAMPLES, short_help=_SHORT)
 @click.argument("words", metavar="MODEL [PROMPT]", nargs=-1, shell_complete=folders)
 @MODEL_OPTION
-@click.option(
-    "--image", "images", multiple=True, **FILE, help="An image to ask about; - is standard input. May be repeated."
-)
-@click.option(
-    "--audio", "sounds", multiple=True, **FILE, help="Audio to ask about; - is standard input. May be repeated."
-)
+@click.option("--image", "images", multiple=True, **FILE, help=_MEDIA.format("An image"))
+@click.option("--audio", "sounds", multiple=True, **FILE, help=_MEDIA.format("Audio"))
 @click.option("--system", metavar="TEXT", help="A system message before the prompt. The model needs a chat template.")
-@click.option(
-    "--chat/--raw",
-    default=None,
-    help="Put the prompt into the chat template, or use it as it is. Default: --chat if there is a template.",
-)
+@click.option("--chat/--raw", default=None, help=_CHAT)
 @click.option("--chat-template", **FILE, help="A Jinja template that is used in place of the model's own.")
 @sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, tokens, finish_reason and usage.")
-@click.option(
-    "--json-lines",
-    "as_lines",
-    is_flag=True,
-    help="Write one line of JSON for each piece of text while the text is generated.",
-)
+@click.option("--json-lines", "as_lines", is_flag=True, help="Write a line of JSON for each piece of text as it comes.")
 @model_options
 @click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
 @click.pass_context

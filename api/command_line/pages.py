@@ -24,21 +24,22 @@ _TOPIC, _ALL = "triolet.pages.topic", "all"  # in click's `Context.meta`
 class HelpPage(click.Command):
     """A command whose help shows the options in sections and ends with examples. A section lists its options by the
     names of their parameters; options without a section come last. An example is a command line, and a sentence on what
-    it does if that is not obvious. A command with many options names in ``brief`` those that ``--help`` shows;
-    ``--help TOPIC`` shows a section, by the first word of its title, and ``--help all`` everything."""
+    it does if that is not obvious. A command with many options names in ``brief``, with blanks between, those that
+    ``--help`` shows; ``--help TOPIC`` shows a section, by the first word of its title, and ``--help all`` everything.
+    """
 
     def __init__(
         self,
         *given: Any,
         examples: Sequence[tuple[str, str]] = (),
         sections: Mapping[str, Sequence[str]] | None = None,
-        brief: Sequence[str] = (),
+        brief: str = "",
         **options: Any,
     ) -> None:
         super().__init__(*given, **options)
         self.examples = tuple(examples)
         self.sections = dict(sections or {})
-        self.brief = frozenset((*brief, "topic") if brief else ())
+        self.brief = frozenset(f"{brief} topic".split() if brief else ())
         self._asked = click.Option(
             ["-h", "--help", "topic"],
             metavar="[TOPIC]",

@@ -37,11 +37,13 @@ _NO_MODEL = (
 _ALIASES = {"txt": "text"}
 _FORMATS = click.Choice([*FORMATS, *_ALIASES, ALL])
 _INCREMENT = "--temperature-increment-on-fallback"
+_SHORT = "Write down what is said in audio or video files."
 _MODEL = "A checkpoint of speech: its folder, its hub id, or a name of openai/whisper such as turbo. demo: a toy model."
 _ALL = "The format of the output. all: one file in each of text, json, srt, vtt and tsv."
 _FOLDER = "Write files into DIR, named after FILES: talk.mp3 gives talk.srt. Default: standard output."
 _RISES = "A single --temperature rises by this, up to 1, until a text is good. None: it does not rise."
 _VERBOSE = "Write final segments and the log to standard error. Default: only segments, and only on a terminal."
+_AT_ONCE = "The number of files that are read at the same time."
 _OUTPUT = ("style", "folder", "word_timestamps", "timestamps")
 _DECODING = (*(name for name, option in OPTIONS.items() if DECODING in option.marks), "increment")
 _SECTIONS = {
@@ -52,18 +54,10 @@ _SECTIONS = {
     "Decoding": _DECODING,
     "Reports": REPORTS,
 }
-_BRIEF: tuple[str, ...] = (
-    "model",
-    "device",
-    "quantization",
-    "at_once",
-    "style",
-    "folder",
-    "word_timestamps",
-    "language",
-    "task",
+_BRIEF = (
+    "model device quantization at_once style folder word_timestamps language task initial_prompt hotwords speakers "
+    "beam_size verbose"
 )
-_BRIEF += ("initial_prompt", "hotwords", "speakers", "beam_size", "verbose")
 _EXAMPLES = (
     ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
     ("triolet transcribe *.wav --model base -f srt -o subtitles", "writes subtitles/NAME.srt for each file"),
@@ -72,13 +66,7 @@ _EXAMPLES = (
 )
 
 
-@click.command(
-    cls=TranscribeCommand,
-    sections=_SECTIONS,
-    brief=_BRIEF,
-    examples=_EXAMPLES,
-    short_help="Write down what is said in audio or video files.",
-)
+@click.command(cls=TranscribeCommand, sections=_SECTIONS, brief=_BRIEF, examples=_EXAMPLES, short_help=_SHORT)
 @click.argument("files", nargs=-1, required=True, metavar="[MODEL] FILES...", shell_complete=complete_files)
 @click.option("--model", metavar="MODEL", shell_complete=complete_models, help=_MODEL)
 @click.option("--format", "--output-format", "-f", "style", type=_FORMATS, default="text", show_default=True, help=_ALL)
@@ -89,13 +77,7 @@ _EXAMPLES = (
 @speech_options
 @engine_options
 @click.option("--verbose/--no-verbose", "-v", default=None, help=_VERBOSE)
-@click.option(
-    "--at-once",
-    type=click.IntRange(1),
-    default=8,
-    show_default=True,
-    help="The number of files that are read at the same time.",
-)
+@click.option("--at-once", type=click.IntRange(1), default=8, show_default=True, help=_AT_ONCE)
 @click.pass_context
 def transcribe(
     context: click.Context,
