@@ -118,11 +118,11 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
             told = name[:_MOST_COMPARED]
             near = difflib.get_close_matches(told, kind.model_fields, _MOST_NEAR, 0.0)
             alike = difflib.get_close_matches(told, near, 1, _NEAR)
-            hint = (
-                f"did you mean {alike[0]}?"
-                if alike
-                else f"similar ones are {', '.join(near)}; GET /openapi.json has all"
-            )
+            hint = f"similar ones are {', '.join(near)}; GET /openapi.json has all"
+            if alike:
+                hint = f"did you mean {alike[0]}?"
+            if name.startswith("guided_"):
+                hint = "give structured_outputs, which vLLM has in its place"
             return BadBody(f"{name} is not a member of this request; {hint}", name)
     return BadBody.of(error, body)
 

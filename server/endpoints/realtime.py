@@ -144,9 +144,9 @@ class _Session:
                 self._end_turn(keep=False)
                 self.client.answer("input_audio_buffer.cleared")
             case bodies.Update(session=session):
-                self._update(session, "session.updated")
-            case bodies.OldUpdate(session=session):
-                self._update(session.renewed(), "transcription_session.updated")
+                self.settings = self.settings.updated(session)
+                self._end_turn(keep=True, then=self.settings)
+                self.client.answer("session.updated", session=self.settings.told(self.client.name))
 
     def _append(self, data: bytes) -> None:
         length = self._decoder.length(data)
@@ -161,11 +161,6 @@ class _Session:
         if length:
             self.backlog.put(MoreAudio(samples), length)
             self._turn += length
-
-    def _update(self, session: bodies.Session, answer: str) -> None:
-        self.settings = self.settings.updated(session)
-        self._end_turn(keep=True, then=self.settings)
-        self.client.answer(answer, session=self.settings.told(self.client.name))
 
     def _end_turn(self, *, keep: bool, then: LiveSettings | None = None) -> None:
         self.backlog.put(EndTurn(keep, then), 0 if then is None else then.length)

@@ -175,21 +175,14 @@ class SamplingBody(Ignored):
     skip_special_tokens: bool | None = Field(default=None, description="Default: true, but for marks of calls.")
     include_stop_str_in_output: bool | None = Field(default=None, description="The text ends with its stop string.")
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Text | dict[str, Any] | None = Field(default=None, description="As json in structured_outputs.")
-    guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], up_to(1_024, 1)] | None = None
-    guided_grammar: Text | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: int | None = Field(default=None, ge=-100, le=100, description="Smaller numbers run first.")
 
     @property
     def structures(self) -> dict[str, Any]:
         """The forms of the text that the client wants, by the members that say so."""
-        wanted = {name: getattr(self, name) for name in SamplingBody.model_fields if name.startswith("guided_")}
-        if self.structured_outputs is not None:
-            given = self.structured_outputs.model_dump(by_alias=True)
-            wanted |= {f"structured_outputs.{name}": value for name, value in given.items()}
-        return {name: value for name, value in wanted.items() if value not in (None, False)}
+        given = {} if self.structured_outputs is None else self.structured_outputs.model_dump(by_alias=True)
+        return {f"structured_outputs.{name}": value for name, value in given.items() if value not in (None, False)}
 
     @model_validator(mode="after")
     def _streams(self) -> Self:

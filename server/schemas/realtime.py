@@ -1,7 +1,4 @@
-"""Live audio over a WebSocket: the events of OpenAI's realtime transcription, as clients send them.
-
-Two shapes are in use: today's, in which a session has ``audio.input``, and the older ``transcription_session``.
-"""
+"""Live audio over a WebSocket: the events of OpenAI's realtime transcription, as clients send them."""
 
 from __future__ import annotations
 
@@ -78,37 +75,11 @@ Includes = Annotated[list[Include], up_to(8)]
 
 
 class Session(Body):
-    """A session, in today's shape."""
+    """A session."""
 
     type: Literal["transcription"] = "transcription"
     audio: Audio | None = None
     include: Includes | None = None
-
-
-class OldSession(Body):
-    """A session, in the older shape."""
-
-    input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
-    input_audio_transcription: LiveModel | None = None
-    turn_detection: TurnDetection | None = None
-    input_audio_noise_reduction: Unread = unused()
-    include: Includes | None = None
-
-    def renewed(self) -> Session:
-        """Returns the session in today's shape."""
-        formats: dict[str, Pcm | G711] = {
-            "pcm16": Pcm(),
-            "g711_ulaw": G711(type="audio/pcmu"),
-            "g711_alaw": G711(type="audio/pcma"),
-        }
-        given: dict[str, Any] = {}
-        if self.input_audio_format is not None:
-            given["format"] = formats[self.input_audio_format]
-        if "input_audio_transcription" in self.model_fields_set:
-            given["transcription"] = self.input_audio_transcription
-        if "turn_detection" in self.model_fields_set:
-            given["turn_detection"] = self.turn_detection
-        return Session(audio=Audio(input=AudioInput(**given)), include=self.include)
 
 
 class _ClientEvent(Body):
@@ -120,13 +91,6 @@ class Update(_ClientEvent):
 
     type: Literal["session.update"]
     session: Session
-
-
-class OldUpdate(_ClientEvent):
-    """Changes the session, in the older shape."""
-
-    type: Literal["transcription_session.update"]
-    session: OldSession
 
 
 class Append(_ClientEvent):
@@ -148,4 +112,4 @@ class Clear(_ClientEvent):
     type: Literal["input_audio_buffer.clear"]
 
 
-ClientEvent = Annotated[Update | OldUpdate | Append | Commit | Clear, Field(discriminator="type")]
+ClientEvent = Annotated[Update | Append | Commit | Clear, Field(discriminator="type")]

@@ -137,7 +137,7 @@ def test_every_piece_of_code_prints_what_the_page_says(
     monkeypatch.setattr(websockets.sync.client, "connect", connect)
     known: dict[str, Any] = {}
     wrong = []
-    assert len(snippets()) == 35
+    assert len(snippets()) == 34
     for language, code, kind, expected in snippets():
         url = locked_server.url if code.startswith("# keys:") else page_server.url
         here = code.replace(ADDRESS, url.removeprefix("http:"))
@@ -272,7 +272,7 @@ def test_every_event_of_live_audio_is_in_the_tables() -> None:
         for one in strings
         if re.fullmatch(r"error|triolet\.provisional|[a-z_]+(\.[a-z_]+)*\.[a-z_]+ed|.*\.delta", one)
     }
-    assert len(answered) == 13
+    assert len(answered) == 12
     assert set().union(*told) == sent | answered
 
 

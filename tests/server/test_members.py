@@ -59,10 +59,6 @@ def tokens(service: Served, **members: Any) -> list[int]:
         ({"structured_outputs": {"choice": ["on", "off"]}}, ("on", "off")),
         ({"structured_outputs": {"regex": "a|b"}}, ("a", "b")),
         ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, ("a", "b")),
-        ({"guided_json": SCHEMA}, ('"red"', '"green"')),
-        ({"guided_choice": ["on", "off"]}, ("on", "off")),
-        ({"guided_regex": "a|b"}, ("a", "b")),
-        ({"guided_grammar": 'start: "a" | "b"'}, ("a", "b")),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, ('"red"', '"green"')),
     ],
     ids=str,
@@ -75,9 +71,11 @@ def test_a_text_has_the_form_that_is_asked_for_by_any_name(
 
 
 def test_one_text_has_one_form(service: Served) -> None:
-    told = refusal(service, guided_regex="a", structured_outputs={"choice": ["a"]})
-    assert told == "the answer is to have several forms: guided_regex, structured_outputs.choice; give one of them"
-    assert "guided_regex and tools are both given" in refusal(service, guided_regex="a", tools=[NOW])
+    several = {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}
+    told = refusal(service, **several)
+    assert told == "the answer is to have several forms: structured_outputs.choice, response_format; give one of them"
+    told = refusal(service, structured_outputs={"regex": "a"}, tools=[NOW])
+    assert "structured_outputs.regex and tools are both given" in told
     assert ask(service, structured_outputs={"json_object": True}, max_tokens=1)["choices"]
     large = {"enum": list(range(5_001))}
     for schema in (large, json.dumps(large)):
@@ -280,6 +278,8 @@ def test_an_unknown_member_is_told_with_the_most_similar_ones(service: Served) -
         "min_pixels is not a member of this request; similar ones are min_p, min_tokens, repetition_penalty; "
         "GET /openapi.json has all"
     )
+    told = refusal(service, guided_regex="a")
+    assert told == "guided_regex is not a member of this request; give structured_outputs, which vLLM has in its place"
 
 
 def test_a_structure_and_its_plain_form_are_the_same(service: Served) -> None:
@@ -287,4 +287,6 @@ def test_a_structure_and_its_plain_form_are_the_same(service: Served) -> None:
     expected = service.engine(
         "qwen3", lambda engine: engine.generate(messages=QUESTION, structure=Structure.choice(["on", "off"]), **GREEDY)
     )
-    assert ask(service, guided_choice=["on", "off"])["choices"][0]["message"]["content"] == expected.text
+    assert (
+        ask(service, structured_outputs={"choice": ["on", "off"]})["choices"][0]["message"]["content"] == expected.text
+    )

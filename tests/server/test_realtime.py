@@ -120,25 +120,22 @@ async def test_a_failure_is_told_of_its_item_with_the_first_error_of_a_group(aut
         assert await texts(talk) == ["20 samples"]
 
 
-async def test_a_session_in_the_older_shape_is_that_of_today(autojump_clock: Any) -> None:
-    """Of both, what is left out stays as it is."""
-    heard = {"model": "whisper", "language": "en", "prompt": "Ada"}
+async def test_what_an_update_leaves_out_stays_as_it_is(autojump_clock: Any) -> None:
+    heard = {"model": "whisper", "language": "en", "prompt": "Ada", "keywords": None}
+    pcmu = {"type": "audio/pcmu", "rate": 8_000}
     async with talking() as talk:
-        for old, new in (
-            ({"input_audio_format": "g711_ulaw"}, {"format": {"type": "audio/pcmu"}}),
-            ({"input_audio_transcription": heard}, {"transcription": heard}),
-            (
-                {"input_audio_transcription": {**heard, "language": "auto"}},
-                {"transcription": {**heard, "language": None}},
-            ),
+        told = (await talk.of(UPDATED))[-1]["session"]["audio"]["input"]
+        for sent, kept in (
+            ({"format": {"type": "audio/pcmu"}}, {"format": pcmu}),
+            ({"transcription": heard}, {"transcription": heard}),
+            ({"transcription": {**heard, "language": "auto"}}, {"transcription": {**heard, "language": None}}),
             ({"turn_detection": SERVER}, {"turn_detection": SERVER}),
             ({"turn_detection": None}, {"turn_detection": None}),
             ({}, {}),
         ):
-            talk.say("transcription_session.update", session=old)
-            told = (await talk.of("transcription_session.updated"))[-1]["session"]
-            talk.say("session.update", session={"type": "transcription", "audio": {"input": new}})
-            assert (await talk.of(UPDATED))[-1]["session"] == told
+            talk.say("session.update", session={"type": "transcription", "audio": {"input": sent}})
+            told |= kept
+            assert (await talk.of(UPDATED))[-1]["session"]["audio"]["input"] == told
         talk.append(10)
         talk.commit()
         await talk.settled()
