@@ -8,8 +8,8 @@ from ...core.errors import InvalidRequest
 from .syntax import ArgumentsPiece, CallBegin, CallReading, ContentPiece, Syntax, ToolPart, Tools
 from .text import More, NoCall, Pattern, Text
 
-_LONG = 2_000  # characters: what may be a call is read anew for each piece, and from here on only for some
-_ENDS = frozenset("}]>")  # the last character of a call, or the one before what shows that it is the last
+_LONG = 2_000  # characters: what may be a call is read anew for each piece, and from here on when it has grown
+_GROWTH = 64  # by one part in 64: all readings together take time in proportion to the text
 
 
 @define(eq=False)
@@ -21,6 +21,7 @@ class ToolReader:
     complete. The joined parts depend only on the text, never on how it was cut.
 
     Attributes:
+        calls: how many calls were read.
         unread: how many marks with which calls begin are in the content, since no call could be read behind them.
     """
 
@@ -30,7 +31,8 @@ class ToolReader:
     _after: tuple[Pattern, ...] = field(init=False, default=())  # behind a call: what may follow it
     _blanks: list[str] = field(init=False, factory=list)  # after the content: returned with the next content
     _has_content: bool = field(init=False, default=False)  # content was returned
-    _calls: int = field(init=False, default=0)
+    calls: int = field(init=False, default=0)
+    _looked_at: int = field(init=False, default=0)  # characters of what may be a call, when it was read last
     unread: int = field(init=False, default=0)
 
     def feed(self, text: str) -> tuple[ToolPart, ...]:
@@ -43,9 +45,9 @@ class ToolReader:
             raise InvalidRequest(
                 f"a piece of {len(text)} characters came after the end of the text; make a new reader for each text"
             )
-        held = self._text.text
         self._text.text += text
-        if len(held) > _LONG and _ENDS.isdisjoint(held[-1] + text):
+        length = len(self._text.text)
+        if length > _LONG and length - self._looked_at <= self._looked_at // _GROWTH:
             return ()
         return self._read()
 
@@ -74,11 +76,11 @@ class ToolReader:
             if reading.calls:
                 self._add(text[start:place], parts)
             for call in reading.calls:
-                parts += (CallBegin(self._calls, call.name), ArgumentsPiece(self._calls, call.arguments))
-                self._calls += 1
+                parts += (CallBegin(self.calls, call.name), ArgumentsPiece(self.calls, call.arguments))
+                self.calls += 1
             start, place, self._after = reading.end, reading.end, reading.after
-        self._add(text[start:place], parts, is_all=self._text.ended and not self._calls)
-        self._text.text, self._text.dropped = text[place:], self._text.dropped + place
+        self._add(text[start:place], parts, is_all=self._text.ended and not self.calls)
+        self._text.text, self._looked_at = text[place:], len(text) - place
         return tuple(parts)
 
     def _go_on(self, place: int) -> CallReading:
@@ -99,7 +101,7 @@ class ToolReader:
         self.unread += sum(map(text.count, self._syntax.markers[:1]))
         content = text if is_all else text.rstrip()
         if content or is_all:
-            first = self._calls and not self._has_content
+            first = self.calls and not self._has_content
             whole = content.lstrip() if first else "".join((*self._blanks, content))
             parts += (ContentPiece(whole),) if whole else ()
             self._blanks, self._has_content = [], True

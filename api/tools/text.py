@@ -43,14 +43,10 @@ class Text:
 
     Attributes:
         ended: true if nothing follows ``text``.
-        dropped: how many characters came before ``text``.
-        begun: what a syntax has read of the call that goes on, so that it need not be read anew.
     """
 
     text: str = ""
     ended: bool = False
-    dropped: int = 0
-    begun: Any = None
 
     def match(self, pattern: Pattern, place: int) -> Match:
         """The match of ``pattern`` at ``place``. A match that is whole must not change with more text."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import regex
-from attrs import define, field, frozen
+from attrs import frozen
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
@@ -99,7 +99,7 @@ def as_json(text: str, types: tuple[str, ...]) -> str:
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-_KEY = regex.compile(r"[^<>\n]{1,1000}")  # what is read anew for each piece has a bound
+_KEY = regex.compile(r"[^<>\n]{1,1000}")
 _BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
 _END, _FUNCTION_END, _PARAMETER_END = "</tool_call>", "</function>", "</parameter>"
 _HEAD = regex.compile(f"(?:{_BEGIN}{BLANKS})?+{_FUNCTION}(?P<name>{_KEY.pattern})>")
@@ -124,17 +124,6 @@ _BESIDE = _NEEDED | {"enum", "const", "minLength", "maxLength"}
 """The keys that a grammar does not follow beside the part of a schema that it follows."""
 
 
-@define
-class _Begun:
-    """A call whose end has not come, as far as it was read: all of its text anew for each piece would take long. Places
-    count from the beginning of the whole text."""
-
-    head: int
-    place: int  # of the next tag
-    found: dict[str, str] = field(factory=dict)
-    searched: int | None = None  # the text behind the next tag does not end before
-
-
 @frozen
 class XmlCalls(Syntax):
     """The syntax of calls as tags. The schema of an argument says how its text is read, for example as a number."""
@@ -146,18 +135,17 @@ class XmlCalls(Syntax):
         """Reads the parameters up to the end of the function. Models omit the outer tags now and then."""
         if head["name"] not in tools:
             raise NoCall
-        if text.begun is None or text.begun.head != text.dropped + head.start():
-            text.begun = _Begun(text.dropped + head.start(), text.dropped + head.end())
-        begun: _Begun = text.begun
+        found: dict[str, str] = {}
         tool = tools[head["name"]]
-        others = frozenset(_properties(tool)) - begun.found.keys()
-        while (key := (tag := text.match(_NEXT, begun.place - text.dropped))["key"]) is not None:
-            if key in begun.found:
+        others = frozenset(_properties(tool))
+        tag = text.match(_NEXT, head.end())
+        while (key := tag["key"]) is not None:
+            if key in found:
                 raise NoCall
             others = others - {key}
-            begun.found[key], end = _value(text, tag.end(), begun, others)
-            begun.place, begun.searched = text.dropped + end, None
-        return CallReading((ToolCall(head["name"], _object(begun.found, tool)),), tag.end(), _AFTER)
+            found[key], end = _value(text, tag.end(), others)
+            tag = text.match(_NEXT, end)
+        return CallReading((ToolCall(head["name"], _object(found, tool)),), tag.end(), _AFTER)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls whose parameters come in the order of the schema.
@@ -183,20 +171,18 @@ def _object(texts: Mapping[str, str], tool: Tool) -> str:
     return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items()) + "}"
 
 
-def _value(text: Text, place: int, begun: _Begun, others: Collection[str]) -> tuple[str, int]:
+def _value(text: Text, place: int, others: Collection[str]) -> tuple[str, int]:
     """A parameter's text, and the end of the tag behind it. A string within JSON may contain that tag. ``others``: the
     parameters that may follow."""
     start, found = text.match(_LINE, place).end(), None
-    if begun.searched is None and text.text[start] in "{[":
+    if text.text[start] in "{[":
         with suppress(NoCall):  # not JSON: a text that begins with a bracket
             end = text.value(start)[1]
             found = text.match(_CLOSED, end)
             return text.text[start : found.end() - len(_PARAMETER_END)].removesuffix("\n"), found.end()
-    end = start if begun.searched is None else begun.searched - text.dropped
+    end = start
     while found is None or (found["key"] is not None and found["key"] not in others):
-        found = text.search(_LAST_STOP if text.ended else _STOP, end)
-        begun.searched = text.dropped + (end if found is None else found.start())
-        found = text.whole(found)
+        found = text.whole(text.search(_LAST_STOP if text.ended else _STOP, end))
         end = found.end() + (found["key"] is not None)
     return text.text[start : found.start()].removesuffix("\n"), found.end()
 

@@ -103,8 +103,11 @@ class CallReader:
     def feed(self, text: str, *, last: bool) -> list[chat.MessageDelta]:
         """Returns what ``text`` adds to the message. Calls after the first are left out where the client wants one."""
         parts = [*self._reader.feed(text), *(self._reader.end() if last else ())]
-        if last and self._reader.unread:
-            self._told["unread_calls"] = self._told.get("unread_calls", 0) + self._reader.unread  # of all answers
+        if last:
+            dropped = 0 if self._parallel else max(self._reader.calls - 1, 0)
+            for name, count in (("unread_calls", self._reader.unread), ("dropped_calls", dropped)):
+                if count:
+                    self._told[name] = self._told.get(name, 0) + count  # of all answers
         wanted = (one for one in parts if self._parallel or isinstance(one, ContentPiece) or not one.index)
         return [self._delta(part) for part in wanted]
 

@@ -242,15 +242,15 @@ def test_a_value_that_is_no_json_is_told_within_a_few_characters(broken: str) ->
     assert reader.feed(" or not, ")
 
 
-def test_a_call_of_any_length_comes_with_its_last_character() -> None:
+def test_a_long_call_comes_soon_after_its_last_character() -> None:
     """Long text is not read again for every piece."""
     for name in SYNTAXES:
         reader = ToolFormat.named(name).reader([tool("get", text={"type": "string"})])
         text = WRITTEN[name]([ToolCall("get", json.dumps({"text": "a long line\n" * 400}))])
-        parts = [reader.feed(each) for each in text]
-        (place,) = [index for index, each in enumerate(parts) if each]
+        parts = [reader.feed(each) for each in text + " and so on" * 20]
+        place = next(index for index, each in enumerate(parts) if each)
         last = "}" if "}" in text else "</function>"
-        assert place + 1 == text.rindex(last) + len(last), name
+        assert 0 <= place + 1 - text.rindex(last) - len(last) <= len(text) // 64 + 1, name
 
 
 @pytest.mark.parametrize("name", ["llama3_json", "mistral", "deepseek_v31"])
@@ -265,23 +265,45 @@ def test_calls_that_belong_together_are_read_once_each(name: str, monkeypatch: p
     assert max(places) < 2 * len(WRITTEN[name]([GET_1]))
 
 
-@pytest.mark.parametrize("text", ["{x: x > 1}\n" * 600, "\n<parameter=no>" * 400, "1\n</parameter>\n<parameter={}>\n"])
-def test_what_was_read_of_a_call_of_tags_is_not_read_again(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of 100 kB took 13 s."""
-    read, search, match = list[int](), Text.search, Text.match
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "{x: x > 1}\n" * 4_000),
+        ("qwen3_coder", "\n<parameter=no>" * 3_000),
+        ("qwen3_coder", "".join(f"1\n</parameter>\n<parameter={key}>\n" for key in range(1_000))),
+        ("hermes", "[1]," * 10_000 + "1"),
+    ],
+    ids=["code", "tags", "parameters", "values"],
+)
+def test_all_readings_of_a_call_take_time_in_proportion_to_it(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 kB of code took 13 s of the event loop, and 40 kB of numbers 33 s."""
+    read, search, match, value = list[int](), Text.search, Text.match, Text.value
 
     def counted(text: Text, pattern: Any, place: int) -> Any:
         found = search(text, pattern, place)
         read.append((len(text.text) if found is None else found.end()) - place)
         return found
 
+    def decoded(text: Text, place: int, *, raw: bool = True) -> Any:
+        end = len(text.text)
+        try:
+            found, end = value(text, place, raw=raw)
+        finally:
+            read.append(end - place)
+        return found, end
+
     monkeypatch.setattr(Text, "search", counted)
     monkeypatch.setattr(Text, "match", lambda *given: read.append(1) or match(*given))
-    text = "<function=get>\n<parameter=text>\n" + ("".join(map(text.format, range(200))) if "{}" in text else text)
-    reader = ToolFormat.named("qwen3_coder").reader([tool("get", text={"type": "string"})])
-    parts = [part for each in text + "\n</parameter>\n</function>" for part in reader.feed(each)]
+    monkeypatch.setattr(Text, "value", decoded)
+    whole = "<tool_call>\n" + '{"name": "get", "arguments": {"text": [' + text + "]}}\n</tool_call>"
+    if name == "qwen3_coder":
+        whole = "<function=get>\n<parameter=text>\n" + text + "\n</parameter>\n</function>"
+    reader = ToolFormat.named(name).reader([tool("get", text={"type": "string"})])
+    parts = [part for each in whole for part in reader.feed(each)] + [*reader.end()]
     assert parts[0] == CallBegin(0, "get")
-    assert sum(read) < 20 * len(text)
+    assert sum(read) < 400 * len(whole)
 
 
 # -- arguments that are tags -----------------------------------------------------------------------------------------

@@ -61,6 +61,12 @@ def test_calls_that_cannot_be_read_are_content_and_counted_in_the_access_log() -
     assert not none
 
 
+def test_calls_that_are_left_out_are_counted_in_the_access_log() -> None:
+    told: dict[str, object] = {}
+    tools(parallel=False, told=told).message(CALLS)
+    assert told == {"dropped_calls": 1}
+
+
 # -- log-probabilities -------------------------------------------------------------------------------------------------
 
 TEXTS = ("a ", CALLS, " b")
