@@ -37,6 +37,7 @@ _SILENT = 0  # llguidance's log level
 _DEAD_END = (  # llguidance names no reason
     "no text that it allows can end, since a schema or a rule only refers to itself; give it another choice"
 )
+_CANNOT = "the structure cannot be followed"
 _LEAST = 2**16  # bytes that a kept grammar counts at least
 
 
@@ -85,6 +86,8 @@ def bad(structure: Structure, message: str) -> InvalidRequest:
 def _message(message: str) -> str:
     """Returns the error message without the parser's state, which llguidance appends."""
     told = re.split(r"\n<(?:state|non-verbose)", message, maxsplit=1)[0].strip()
+    if many := re.search(r"Current row has (\d+) items; max is (\d+)", told):
+        return f"too much may follow at one place ({many[1]} parts; allowed: {many[2]}); give fewer optional members"
     return _DEAD_END if told == "NoExtensionBias" else told
 
 
@@ -110,7 +113,7 @@ class Guide:
     def start(self, committed: Sequence[int]) -> None:
         """Reads the tokens that a sequence already has when it starts; it has some if it has run before."""
         if not self.error and not self._go_to(committed):
-            self.error = self._told() or "tokens that were sampled before are none of its"
+            self.error = self._told() or f"{_CANNOT}: it does not allow the tokens that were sampled before"
 
     def allowed(self, generated: Sequence[int]) -> NDArray[np.uint8] | None:
         """Returns the tokens that may follow ``generated``, one bit for each, the lowest first. A finished structure
@@ -151,7 +154,7 @@ class Guide:
         del self._read[length:]
 
     def _told(self) -> str:
-        return _message(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return f"{_CANNOT}: {_message(self._matcher.get_error())}" if self._matcher.is_error() else ""
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
