@@ -147,8 +147,8 @@ def speech(
 ) -> int:
     """Measure transcriptions, and the start of the engine.
 
-    The clips come one by one, several at once, short, the same again, at random times, and beside a busy process or
-    thread.
+    The scenarios: clips one by one, several at once, short ones, the same ones again, clips at random times, and beside
+    a busy process or thread.
     """
 
     from .inputs import Clips
@@ -201,7 +201,7 @@ def speech(
 def text(folder: str | None, model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
     """Measure the generation of text, and the start of the engine.
 
-    The prompts come one by one, several at once, at random times, and beside a busy thread.
+    The scenarios: prompts one by one, several at once, at random times, and beside a busy thread.
     """
 
     from .inputs import prompts_of

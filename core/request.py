@@ -182,7 +182,7 @@ class SamplingParams:
 
     Args:
         max_tokens: the largest number of tokens to generate, at least 1; ``None``: up to the model's last position.
-        min_tokens: end-of-text and stop tokens are not sampled before so many tokens. Stop strings may end the text
+        min_tokens: end-of-text and stop tokens are not sampled before this many tokens. Stop strings may end the text
             earlier.
         temperature: 0 always takes the likeliest token; otherwise logits are divided by it.
         top_p: sample only from the smallest set of likeliest tokens whose total probability reaches this value, in (0,
@@ -197,29 +197,29 @@ class SamplingParams:
             0 is off.
         logit_bias: the number that is added to the logit of a token, up to a million either way. A mapping by token id,
             kept as pairs.
-        seed: sampling is keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
-            ``None`` each request gets a fresh seed when it is made, reported in ``Usage.seed``.
+        seed: the same seed gives the same tokens, whatever runs beside the request. Sampling is keyed by (seed,
+            position). With ``None`` each request gets a fresh seed when it is made, reported in ``Usage.seed``.
         stop: end the output before this text. One string, or up to 64 of them, each of up to 1,024 characters; the
             first that is written counts.
-        include_stop_str_in_output: end the output behind that text instead, as vLLM does.
+        include_stop_str_in_output: keep the ``stop`` text at the end of the output, as vLLM does.
         stop_token_ids: tokens that end the request, in addition to the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
-        logprobs: report the log-probabilities of so many of the likeliest tokens, 0 to 20, in addition to that of the
+        logprobs: report the log-probabilities of this many of the likeliest tokens, 0 to 20, in addition to that of the
             sampled token; ``None``: only that of the sampled token. The distribution is the one after all rules and
             penalties, before ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
-        prompt_logprobs: report the log-probability of each token of the prompt, given those before it, and so many of
-            the likeliest tokens at its place, 0 to 20; ``None``: none. They are the model's own, before all rules. The
+        prompt_logprobs: report the log-probability of each token of the prompt, and those of this many of the likeliest
+            tokens in its place, 0 to 20; ``None``: report none. They are the model's own, before all rules. The
             prompt is then read anew, in short chunks.
         n: the number of completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a
             seed derived from ``seed``, see `sibling`. With temperature 0 all completions are the same.
         structure: the form that the output must have; ``None``: any form. See `Structure`.
-        beam_size: search with so many beams, up to 256; 1: no beam search. It is transformers' ``num_beams``. Beam
+        beam_size: search with this many beams, up to 256; 1: no beam search. It is transformers' ``num_beams``. Beam
             search requires temperature 0, and excludes ``structure``, ``stop`` and ``logprobs``. It returns the ``n``
             best hypotheses, the best first.
         length_penalty: a beam search ranks hypotheses by the sum of their log-probabilities over their length to this
             power, -10 to 10. Values above 0 favour longer hypotheses.
-        patience: a beam search ends with ``beam_size`` times this number of hypotheses, rounded (Kasai et al. 2022), up
-            to 1,000 times ``beam_size``. The value 1 is transformers' ``early_stopping=True``. ``None``: it ends with
+        patience: a beam search ends when so many hypotheses are finished: this number, up to 1,000, times ``beam_size``
+            (Kasai et al. 2022), rounded. The value 1 is transformers' ``early_stopping=True``. ``None``: it ends with
             ``beam_size`` hypotheses, as soon as the best beam would not be among them if it ended now. This is
             ``early_stopping=False``.
         skip_special_tokens: leave special tokens out of the text. False: write them as the vocabulary spells

@@ -122,7 +122,7 @@ class _Serve(HelpPage):
 @click.command(cls=_Serve, sections=_SECTIONS, brief=_BRIEF, examples=_EXAMPLES, short_help=_SHORT)
 @click.argument("model", required=False, shell_complete=complete_models)
 @click.option("--model", "models", multiple=True, metavar="[NAME=]MODEL", help=_NAMED)
-@click.option("--aligner", metavar="MODEL", help="A model that finds times of words for models that know none.")
+@click.option("--aligner", metavar="MODEL", help="A model that finds the times of words, for models that cannot.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="The port to listen on; 0 chooses a free port.")
 @click.option("--api-key", "api_keys", multiple=True, help=_KEY)

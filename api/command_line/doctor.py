@@ -158,9 +158,9 @@ def doctor(open_engine: OpenEngine, /, *, models: tuple[str, ...], named: tuple[
     """Check this machine, and say what to do about each thing that is wrong or slow.
 
     The checks look at packages, torch, devices, threads and how Python switches between them, memory, instruction
-    sets, audio libraries and cache folders. The last check transcribes a recording with the demo checkpoint. For each
-    MODEL, a checkpoint's folder or hub id, follow the memory that it takes and the length of its context. The exit
-    status is 0 if all is well, and 1 if something is wrong or slow.
+    sets, audio libraries and cache folders. The last check transcribes a recording with the demo checkpoint. Then come
+    the memory and the context length of each MODEL, a checkpoint's folder or hub id. The exit status is 0 if all is
+    well, and 1 if something is wrong or slow.
     """
     out, found = stdout(), list[Finding]()
     for finding in (*_examine(open_engine), *map(_model, (*models, *named))):

@@ -35,8 +35,8 @@ def check_model(model: str, *, transcribes: bool = False) -> None:
         raise WrongFile(str(error)) from error
     if transcribes and kind is not None and kind not in MODEL_TYPES:
         raise WrongFile(
-            f"{model} ({kind}) cannot transcribe; allowed: models of speech, such as Whisper. Ask other models that "
-            "read audio with triolet generate"
+            f"{model} ({kind}) cannot transcribe; allowed: models of speech, such as Whisper. Other models that read "
+            "audio answer questions about it: triolet generate"
         )
 
 

@@ -69,7 +69,7 @@ def pull(models: tuple[str, ...], named: tuple[str, ...]) -> int:
 def models() -> int:
     """List the models in the hub's cache, with their sizes on disk, and whether Triolet can open them.
 
-    Each model is read but for its weights, which takes some seconds. hf cache rm MODEL removes one.
+    All files but the weights are read, which takes some seconds. hf cache rm MODEL removes a model.
     """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.constants import HF_HUB_CACHE

@@ -28,7 +28,7 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 MODEL_OPTION = click.option(
-    "--model", metavar="MODEL", shell_complete=complete_models, help="The model, in place of the first word."
+    "--model", metavar="MODEL", shell_complete=complete_models, help="Another way to give MODEL."
 )
 """The other place of a model whose command takes it as its first word."""
 MODELS_OPTION = click.option(
@@ -37,7 +37,7 @@ MODELS_OPTION = click.option(
     metavar="MODEL",
     multiple=True,
     shell_complete=complete_models,
-    help="A model, as among the words. May be repeated.",
+    help="Another way to give MODEL. May be repeated.",
 )
 """The other place of the models whose command takes several."""
 

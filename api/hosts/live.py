@@ -67,8 +67,8 @@ def _session(
             value, default = getattr(shared, name), getattr(plain, name)
             if value not in (None, default):
                 raise InvalidRequest(
-                    f"{name}={value}, which {description.architecture} cannot use in a live session, where it writes "
-                    f"as it hears; allowed: {' or '.join(dict.fromkeys([f'{default}', 'None']))}"
+                    f"{name}={value}, which {description.architecture} cannot use in a live session; allowed: "
+                    f"{' or '.join(dict.fromkeys([f'{default}', 'None']))}"
                 )
         model: Any = recipe.model
         reader, longest = StreamReader(thorough, model), facts.stream_samples

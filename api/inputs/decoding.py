@@ -282,7 +282,7 @@ def _chosen(container: Any, name: str, track: int | str | None) -> Any:
     stream = next((one for one in fitting if _is_default(one)), fitting[0])
     codec = stream.codec_context
     if codec is None:
-        raise UnsupportedAudio(f"{name} has an audio stream of a codec that FFmpeg does not know")
+        raise UnsupportedAudio(f"{name} has audio of a codec that FFmpeg does not know; convert it, such as to WAV")
     if codec.sample_rate:
         check_rate(codec.sample_rate, f"the sampling rate of {name}", UnsupportedAudio)
     if codec.name == "flac":

@@ -269,12 +269,12 @@ class TranscribeOptions:
             1; 0 alone for models whose tokens are not sampled.
         beam_size: the number of hypotheses that beam search follows at temperature 0; 1 is greedy decoding. ``None``: 5
             for Whisper, 1 for other models.
-        patience: beam search ends when ``beam_size`` times this number of hypotheses are finished (Kasai et al. 2022);
-            ``None``: when no running hypothesis can become better.
+        patience: beam search ends when so many hypotheses are finished: this number times ``beam_size`` (Kasai et al.
+            2022); ``None``: when no running hypothesis can become better.
         length_penalty: the log-probability of a hypothesis is divided by its length to this power.
         repetition_penalty: above 1, tokens that the window's text already has become less likely. Logits that are
             positive are divided by it, others are multiplied. 1: off.
-        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a window's text, timestamps included. 0:
+        no_repeat_ngram_size: no sequence of this many tokens occurs twice in a window's text, timestamps included. 0:
             off.
         max_new_tokens: the most tokens of a window's text, timestamps included. ``None``: half of the model's
             positions, which are the most in any case.
@@ -301,9 +301,9 @@ class TranscribeOptions:
         vad_neg_threshold: speech may end at a frame with a lower probability than this. ``None``: ``vad_threshold``
             less 0.15, but at least 0.01.
         vad_min_speech_duration_ms: speech between two pauses of 0.3 s that is shorter than this counts as noise.
-        vad_max_speech_duration_s: the longest window in seconds, if the model's own is longer. ``None``: the model's.
+        vad_max_speech_duration_s: the longest window, in seconds; no more than the model's own. ``None``: the model's.
         vad_min_silence_duration_ms: silence of this length or longer ends a window, and is not read.
-        vad_speech_pad_ms: the silence that is read before and after speech, up to half of what lies between.
+        vad_speech_pad_ms: the silence that is read before and after speech, at most half of a pause.
         encoder_context: ``"full"``: silence fills a short window up to the model's 30 s; ``"trimmed"``: only two
             seconds of silence are added, which takes less time. If the text is not good, the window is read again in
             full.
@@ -319,8 +319,8 @@ class TranscribeOptions:
             all are heard.
         known_speakers: audio in which a speaker speaks alone, by the name of the speaker, which then replaces A or B.
             Each audio has 1.6 s of speech or more (4 s are safer), and is up to 60 s long.
-        diarizer: another way to find out who speaks, in place of the embedded one: a model that finds speakers. An
-            engine with such a model (see `Engine.diarize`), an object of your own with that method, or the turns that
+        diarizer: a model that finds out who speaks, in place of the one that is part of Triolet. An engine with such a
+            model (see `Engine.diarize`), an object of your own with that method, or the turns that
             it has found. It counts the speakers itself, and hears the audio first.
         audio_track: the audio track that is read, by its number, from 1 on, or by its language. ``None``: the one that
             the file marks as its default, or else the first.

@@ -122,8 +122,8 @@ def speech_model(description: ModelDescription) -> SpeechModel:
     """
     if description.speech is None:
         raise InvalidRequest(
-            f"{description.architecture} cannot transcribe; allowed: models of speech, such as Whisper. Ask other "
-            "models that read audio with engine.generate"
+            f"{description.architecture} cannot transcribe; allowed: models of speech, such as Whisper. Other "
+            "models that read audio answer questions about it: engine.generate(...)"
         )
     return description.speech
 
@@ -372,7 +372,7 @@ class Recipe:
         if len(draft.token_ids) >= positions:
             raise ContextLengthExceeded(
                 f"the prompt of a window has {len(draft.token_ids):,} tokens; allowed: up to {positions - 1:,}. "
-                "Shorten the texts before it or its audio, or give a larger EngineConfig(max_positions=...)"
+                "Shorten initial_prompt, hotwords or prefix, or give a larger EngineConfig(max_positions=...)"
             )
         most = min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens)
         rules = evolve(draft.rules, no_repeat_ngram=self.options.no_repeat_ngram_size)

@@ -291,7 +291,7 @@ async def diarize(
     """Implements `Engine.diarize`. ``run`` runs one request, and returns its vector."""
     model, rate = description.diarizer, description.sampling_rate
     if model is None:
-        raise InvalidRequest(f"{description.architecture} finds no speakers; allowed: Nemotron 3 Diarization")
+        raise InvalidRequest(f"{description.architecture} cannot find speakers; allowed: Nemotron 3 Diarization")
     mode = next(iter(model.modes)) if query.mode is None else query.mode
     if mode not in model.modes:
         raise InvalidRequest(f"mode={mode!r}; allowed: {', '.join(map(repr, model.modes))}, or None")

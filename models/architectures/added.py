@@ -168,7 +168,7 @@ class VoxtralRealtime(AddedAudio):
         if pace.step != extractor.hop_length * config.audio_length_per_tok:
             raise CheckpointError(
                 f"tekken.json of {folder} has positions of {pace.step} samples; config.json and the feature extractor "
-                f"ask for {extractor.hop_length * config.audio_length_per_tok}"
+                f"ask for {extractor.hop_length * config.audio_length_per_tok}; download the checkpoint again"
             )
         return PacedFeatures(
             pace=pace,

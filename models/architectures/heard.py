@@ -187,7 +187,7 @@ class HeardAudio(Family):
         made, wanted = extractor.nb_max_frames, 2 * config.audio_config.max_source_positions
         if made != wanted:
             raise CheckpointError(
-                f"the feature extractor of {folder} makes {made} frames; config.json asks for {wanted}"
+                f"the feature extractor of {folder} makes {made} frames; config.json asks for {wanted}. Download both"
             )
 
     def template(self, processor: Any, tokenizer: Any) -> str | None:

@@ -335,8 +335,8 @@ class MediaPreparer(TextPreparer):
         if len(read) != 1 or len(token_ids) >= read[0].embeddings:
             count = sum(item.embeddings for item in read)
             raise InvalidRequest(
-                f"{len(read)} pieces of {self.medium}, of {count} positions, are given with a prompt of "
-                f"{len(token_ids)} tokens; allowed: one piece, longer than the prompt, since it is added to the tokens"
+                f"{len(read)} pieces of {self.medium} with {count} positions are given for a prompt of "
+                f"{len(token_ids)} tokens; allowed: one piece that has more positions than the prompt has tokens"
             )
         return Prepared(token_ids=token_ids, items=(self._item(read[0], list(range(read[0].embeddings))),))
 

@@ -26,7 +26,7 @@ def merge_adapter(decoder: nn.Module, model: Path, within: str = "") -> None:
         UnsupportedModel: the adapter is of another kind.
     """
     if is_mapped(model):
-        raise CheckpointError(f"{model} has an adapter beside pickles; save the weights as safetensors")
+        raise CheckpointError(f"the weights of {model}, which has an adapter, are pickles; save them as safetensors")
     folder = model / within
     settings = FileSettings.read_if_there(folder / "adapter_config.json")
     path = folder / "adapter_model.safetensors"
@@ -54,5 +54,5 @@ def merge_adapter(decoder: nn.Module, model: Path, within: str = "") -> None:
                 weight.copy_(weight.float() + (up @ down) * (settings.whole("lora_alpha") / rank))
         except (AttributeError, KeyError, RuntimeError) as error:
             raise CheckpointError(
-                f"{name} of {path} does not fit to the model: {error}; download the checkpoint again"
+                f"{name} of {path} does not fit the model: {error}; download the checkpoint again"
             ) from error

@@ -207,7 +207,9 @@ class WeightFiles:
             )
         source, shape = self._sources[name], tuple(target.shape)
         if source.shape != shape:
-            raise CheckpointError(f"weight {name!r} has shape {source.shape}; config.json asks for {shape}")
+            raise CheckpointError(
+                f"weight {name!r} has shape {source.shape}; config.json asks for {shape}. Download both"
+            )
         self._digest.update(f"{name}{shape}{source.dtype}".encode())
         return self._sampled(source.pieces())
 
@@ -355,6 +357,6 @@ def _features(folder: Path, shape: WhisperShape) -> FeatureSettings:
     if settings.feature_size != shape.mels or settings.frames != shape.frames:
         raise CheckpointError(
             f"the feature extractor of {folder} makes {settings.feature_size} mel bands by {settings.frames} frames; "
-            f"config.json asks for {shape.mels} by {shape.frames}"
+            f"config.json asks for {shape.mels} by {shape.frames}; download the checkpoint again"
         )
     return settings

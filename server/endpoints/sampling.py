@@ -54,7 +54,7 @@ def structure_of(body: SamplingBody, format_: chat.ResponseFormat | None = None)
     schema = chat.schema_of(format_)
     wanted = body.structures | ({} if schema is None else {"response_format": schema})
     if len(wanted) > 1:
-        raise BadBody(f"the answer is to have several forms: {', '.join(wanted)}; give one of them", next(iter(wanted)))
+        raise BadBody(f"several forms are given for the answer: {', '.join(wanted)}; give one", next(iter(wanted)))
     for name, value in wanted.items():
         match name.removeprefix("structured_outputs."):
             case "json" | "response_format":

@@ -170,7 +170,7 @@ class ChatMessage(Marked):
             raise ValueError("reasoning_content and reasoning differ; give one of them")
         parts = self.content if isinstance(self.content, list) else ()
         if self.role != "assistant" and (thoughts or any(isinstance(part, ThinkingPart) for part in parts)):
-            raise ValueError(f"a message with the role {self.role} has reasoning; allowed: in those of the assistant")
+            raise ValueError(f"a message with the role {self.role} has reasoning; allowed: in the assistant's messages")
         return self
 
 

@@ -99,7 +99,7 @@ class ItemReference(Body):
     @model_validator(mode="before")
     @classmethod
     def _is_refused(cls, _: Any) -> Any:
-        raise ValueError("nothing is stored; send the item itself, as clients do if store is false")
+        raise ValueError("this server stores no items; send the item itself, as OpenAI's clients do with store=false")
 
 
 def _kind(item: Any) -> Any:

@@ -76,7 +76,7 @@ class SpeechForm(Ignored):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.vad_filter is False and (self.speakers is not None or self.response_format == "diarized_json"):
-            raise ValueError("vad_filter=false is given with speakers, who are found where somebody speaks")
+            raise ValueError("vad_filter=false is given, but speakers need voice activity; leave one of the two out")
         for name in self.subtitles:
             if self.response_format not in ("srt", "vtt"):
                 raise ValueError(f"{name} is given with response_format {self.response_format}; allowed: srt and vtt")
@@ -127,7 +127,7 @@ class TranscriptionForm(SpeechForm):
         if self.hotwords is not None and self.keywords is not None:
             raise ValueError("hotwords is given with keywords, which mean the same; give one of the two")
         if self.vad_filter is False and self.chunking_strategy is not None:
-            raise ValueError("vad_filter=false is given with chunking_strategy, which cuts where nobody speaks")
+            raise ValueError("vad_filter=false is given, but chunking_strategy needs voice activity; leave one out")
         if self.include and self.response_format != "json":
             raise ValueError("include[]=logprobs needs response_format=json")
         return self

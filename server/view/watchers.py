@@ -73,7 +73,7 @@ class Watchers:
             Refusal: there are too many watchers already.
         """
         if len(self._watching) >= MOST_WATCHERS:
-            raise Refusal(Problem(429, f"{MOST_WATCHERS} watch already; close a page", "overloaded", retry_after=5))
+            raise Refusal(Problem(429, f"{MOST_WATCHERS} pages watch; close one", "overloaded", retry_after=5))
         watcher = Watcher()
         self._watching.add(watcher)
         self._follow()

@@ -208,5 +208,5 @@ async def test_a_diarizer_that_answers_something_else_and_a_file_that_is_read_on
         for track in (None, 1):
             with pytest.raises(InvalidRequest, match="file object, which is read once"):
                 await engine.transcribe(io.BytesIO(b"RIFF"), diarizer=Alike(bench.host, TURNS), audio_track=track)
-        with pytest.raises(InvalidRequest, match="finds no speakers; allowed: Nemotron 3 Diarization"):
+        with pytest.raises(InvalidRequest, match="cannot find speakers; allowed: Nemotron 3 Diarization"):
             await engine.diarize(SPEECH)

@@ -116,7 +116,7 @@ async def test_what_cannot_be_read_in_step_with_audio_is_refused(case: Case) -> 
     async with Engine(case.folder, config=CONFIG) as engine:
         for query, told in (
             ({"prompt": mark * 2, "audio": [sound, sound]}, "2 pieces of audio"),
-            ({"prompt": mark + "a cat " * 9, "audio": sound}, "allowed: one piece, longer than the prompt"),
+            ({"prompt": mark + "a cat " * 9, "audio": sound}, "allowed: one piece that has more positions"),
             ({"prompt": "a cat"}, "0 pieces of audio"),
             ({"prompt": "a cat", "audio": sound}, "has 0 of"),
             ({"audio": other}, "samples; allowed: 1 to "),

@@ -169,7 +169,7 @@ def test_an_adapter_of_another_kind_is_refused(changes: dict[str, Any], told: st
 def test_an_adapter_that_is_missing_or_does_not_fit_is_told(granite: Path) -> None:
     path = granite / "adapter_model.safetensors"
     save_file({name.replace("1.self_attn.q", "1.self_attn.z"): one for name, one in load_file(path).items()}, path)
-    with pytest.raises(CheckpointError, match=r"z_proj of .* does not fit to the model"):
+    with pytest.raises(CheckpointError, match=r"z_proj of .* does not fit the model"):
         Checkpoint.open("granite_speech", granite)
     path.unlink()
     with pytest.raises(CheckpointError, match=r"lacks its adapter .* hears badly; download them too"):
@@ -180,7 +180,7 @@ def test_an_adapter_beside_pickles_is_refused(granite: Path) -> None:
     """torch maps them, and transformers with peft would add the adapter itself."""
     torch.save(load_file(granite / "model.safetensors"), granite / "pytorch_model.bin")
     (granite / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="adapter beside pickles; save the weights as safetensors"):
+    with pytest.raises(CheckpointError, match="which has an adapter, are pickles; save them as safetensors"):
         Checkpoint.open("granite_speech", granite)
 
 

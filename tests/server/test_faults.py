@@ -118,7 +118,7 @@ THOUGHT = {"type": "thinking", "thinking": "a"}
     ("kind", "body", "place", "told"),
     [
         (ITEMS, {"input": [{"type": "computer"}]}, "input.0", "the type 'computer'; allowed: 'message', "),
-        (ITEMS, {"input": [{"type": "item_reference"}]}, "input.0", "nothing is stored; send the item itself"),
+        (ITEMS, {"input": [{"type": "item_reference"}]}, "input.0", "this server stores no items; send the item"),
         (ITEMS, {"input": [{"role": "user", "content": [{}]}]}, "input.0.content.0", "its type is missing"),
         (ITEMS, {"input": [{**HELLO, "x": 1}]}, "input.0.x", "there is no such member"),
         (ITEMS, {}, "input", "it is missing"),

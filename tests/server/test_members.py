@@ -73,7 +73,7 @@ def test_a_text_has_the_form_that_is_asked_for_by_any_name(
 def test_one_text_has_one_form(service: Served) -> None:
     several = {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}
     told = refusal(service, **several)
-    assert told == "the answer is to have several forms: structured_outputs.choice, response_format; give one of them"
+    assert told == "several forms are given for the answer: structured_outputs.choice, response_format; give one"
     told = refusal(service, structured_outputs={"regex": "a"}, tools=[NOW])
     assert "structured_outputs.regex and tools are both given" in told
     assert ask(service, structured_outputs={"json_object": True}, max_tokens=1)["choices"]

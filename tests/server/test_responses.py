@@ -203,7 +203,7 @@ FAR_IMAGE = {"type": "input_image", "image_url": "https://example.org/a.png"}
         ({"input": []}, "input"),
         (
             {"input": [{"type": "item_reference", "id": "a"}]},
-            "input.0: nothing is stored",
+            "input.0: this server stores no items; send the item itself",
         ),
         (
             {"instructions": "a", "input": [{"role": "user", "content": [FAR_IMAGE]}]},

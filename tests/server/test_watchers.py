@@ -147,7 +147,7 @@ def test_too_many_watchers_are_refused() -> None:
         joined = [watchers.joined() for _ in range(MOST_WATCHERS - 1)]
         for one in joined:
             one.__enter__()
-        with pytest.raises(Refusal, match="watch already"), watchers.joined():
+        with pytest.raises(Refusal, match="pages watch; close one"), watchers.joined():
             pass
         joined.pop().__exit__(None, None, None)
         with watchers.joined():

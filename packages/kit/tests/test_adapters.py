@@ -170,7 +170,7 @@ def test_nothing_is_found_in_vllms_scheduler_under_its_default_policy() -> None:
 @pytest.mark.parametrize(
     ("items", "broken"),
     [
-        ((), "prefix hits are what was computed: r0 takes position 4, in page 8, for computed: nobody has"),
+        ((), "prefix hits are what was computed: r0 counts position 4, in page 8, as computed, but nobody computed it"),
         ((Item("i0", 1, 5, 1),), "no use before ready: r0 reads i0 at position 5, and it was never encoded"),
     ],
 )

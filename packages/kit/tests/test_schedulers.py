@@ -173,9 +173,9 @@ def found_in(make: MakeScheduler, **options: object) -> str:
 
 def test_what_goes_on_behind_its_end_is_told_as_that() -> None:
     """Not only as tokens that nobody has, or as a request that never ends."""
-    assert "has got the end-of-text (0), and is not said to end" in found_in(GoesOnBehindTheEnd)
+    assert "has got the end-of-text (0), and the scheduler does not end it" in found_in(GoesOnBehindTheEnd)
     one_step = SchedulerDeclaration(steps_in_flight=1)  # a second one in flight samples the token too many first
-    assert "tokens, and is not said to end" in found_in(DeliversOneTooMany, declared=one_step)
+    assert "tokens, and the scheduler does not end it" in found_in(DeliversOneTooMany, declared=one_step)
     assert "a step samples token" in found_in(SamplesOneTooMany)
 
 
@@ -386,7 +386,7 @@ def test_a_bug_that_shows_at_the_end_has_a_short_history_too() -> None:
     [
         (Step(encodes=["cat"]), [], "a step encodes cat, which no request has"),
         (Step(chunks=[Chunk("r9", 0, 1, [0], samples=False)]), [], "a step runs r9, which is not known"),
-        (Step(), ["r9"], "r9 is said to end, and it is not known"),
+        (Step(), ["r9"], "the scheduler says that r9 ends, which it was never given"),
     ],
 )
 def test_what_nobody_knows_is_told_as_unknown(step: Step, ended: list[str], told: str) -> None:

@@ -123,14 +123,14 @@ class PagedDevice:
     def free(self, key: str) -> None:
         """Drops an output."""
         if key not in self.outputs and self.missed_free == "fault":
-            self.fail(BALANCE, f"{key} is to be freed, and it is not on the device", "a free misses")
+            self.fail(BALANCE, f"a step frees {key}, which is not on the device", "a free misses")
         self.outputs.pop(key, None)
         self.freed[key] = self.steps
 
     def encode(self, key: str, size: int) -> None:
         """Computes an output."""
         if key in self.outputs:
-            self.fail(ENCODE_ONCE, f"{key} is to be encoded, and it is on the device")
+            self.fail(ENCODE_ONCE, f"a step encodes {key}, which is on the device already")
         self.outputs[key] = size
         taken = sum(self.outputs.values())
         if taken > self.room:
@@ -199,7 +199,7 @@ class PagedDevice:
         if author is None:
             self.fail(
                 PREFIX_HITS,
-                f"{reader} takes position {position}, in page {page}, for computed: nobody has",
+                f"{reader} counts position {position}, in page {page}, as computed, but nobody computed it",
                 "not computed",
             )
         writer, at, shares = author

@@ -268,16 +268,16 @@ class SchedulerPlay:
     def end(self, request_id: str) -> None:
         """Notes that the scheduler reports the end of a request, and judges the report."""
         if request_id not in self.device.records:
-            self.fail(TERMINAL, f"{request_id} is said to end, and it is not known", "unknown")
+            self.fail(TERMINAL, f"the scheduler says that {request_id} ends, which it was never given", "unknown")
         if request_id in self.left:
             self.left.remove(request_id)
             return
         if request_id not in self.live:
-            self.fail(TERMINAL, f"{request_id} is said to end, and it has ended already", "ends twice")
+            self.fail(TERMINAL, f"the scheduler says that {request_id} ends, which has ended already", "ends twice")
         got = self.got(request_id)
         request = self.live.pop(request_id)
         if EOS not in got and len(got) < request.max_tokens:
-            what = f"{request_id} ends with {len(got)} of {request.max_tokens} tokens, and no end-of-text"
+            what = f"{request_id} ends with {len(got)} of {request.max_tokens} tokens, and without an end-of-text"
             self.fail(TERMINAL, what, "ends early")
 
     def got(self, request_id: str) -> list[int]:
@@ -296,10 +296,10 @@ class SchedulerPlay:
         if position is not None:
             got = got[: max(0, position + 1 - len(request.tokens))]
         if EOS in got:
-            what = f"{request_id} has got the end-of-text ({EOS}), and is not said to end"
+            what = f"{request_id} has got the end-of-text ({EOS}), and the scheduler does not end it"
             self.fail(TERMINAL, what, "goes on after the end-of-text")
         if len(got) >= most:
-            what = f"{request_id} has got {len(got)} of {most} tokens, and is not said to end"
+            what = f"{request_id} has got {len(got)} of {most} tokens, and the scheduler does not end it"
             self.fail(TERMINAL, what, "goes on after its last token")
 
     # -- a plan ------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class StepLoop:
             if self._at == "wait":
                 return self._go_on(tokens)
             self._go_on()
-        raise BrokenPromise(SPEAKS, f"the loop takes {_PATIENCE} turns, and waits for no step", kind="never waits")
+        raise BrokenPromise(SPEAKS, f"the loop took {_PATIENCE} turns without waiting for a step", kind="never waits")
 
     def close(self) -> None:
         """Ends the loop and its thread. What the loop raises then is not told, since it ends so in the kit alone."""

@@ -106,7 +106,7 @@ def test_bytes_that_are_not_told_are_found(make_torch, clips, monkeypatch):
     executor = make_torch()
     invariant, error = broken(lambda: Buffers(executor.model, executor.config), clips, live_bytes=live_bytes)
     assert invariant == "bytes are true"
-    assert "at rest it reports" in str(error)
+    assert "at rest, the adapter reports" in str(error)
 
 
 # -- faults of the simulated one -------------------------------------------------------------------------------------
@@ -327,12 +327,12 @@ FAULTS = [
     (WritersOnly, "slots are shared", "garbage"),
     (RecordsStay, "replayed as whole", "was started twice"),
     (CountsThePromptAnew, "replayed as whole", "started again with what it had sampled, gets"),
-    (NoProbe, "probes are answered", "answered 0 times"),
-    (ProbeOfAnotherPlace, "probes are answered", "is answered by a chunk of 1 from"),
-    (HalfAProbe, "probes are answered", "allowed: one for each of"),
+    (NoProbe, "probes are answered", "has 0 answers"),
+    (ProbeOfAnotherPlace, "probes are answered", "gets its answer from a chunk of 1 from"),
+    (HalfAProbe, "probes are answered", "allowed: a number for each of"),
     (ProbeOfTheBatch, "probes are answered", "alone it gets"),
-    (Silent, "memory is reported", "an open adapter holds 0 bytes"),
-    (WeightsOnly, "memory is reported", "before item 0 is encoded"),
+    (Silent, "memory is reported", "an open adapter reports 0 bytes; allowed: more than 0"),
+    (WeightsOnly, "memory is reported", "before it encodes item 0"),
     (GivesBackTheMean, "free gives back", "which its encoding took"),
     (FreesNothingSilently, "free gives back", "item 0 is not there"),
     (Leaky, "free gives back", "before a round of work"),
@@ -344,11 +344,11 @@ FAULTS = [
     ),
     (KeepsDroppedWeights, "asleep is empty", "allowed: 0"),
     (KeepsParkedWeights, "asleep is empty", "an adapter that was closed while it slept holds"),
-    (WorksAsleep, "asleep is empty", "to encode asleep is done without a word"),
-    (WakesTwice, "asleep is empty", "wake of an adapter that is awake is done without a word"),
+    (WorksAsleep, "asleep is empty", "to encode asleep raises nothing; allowed: AssertionError"),
+    (WakesTwice, "asleep is empty", "wake of an adapter that is awake raises nothing; allowed: AssertionError"),
     (WakesWithOutputs, "wakes as opened", "when it woke"),
     (WakesWithOtherWeights, "wakes as opened", "after its adapter slept and woke"),
-    (Kept, "closed is empty", "a closed adapter holds"),
+    (Kept, "closed is empty", "a closed adapter owns"),
 ]
 
 

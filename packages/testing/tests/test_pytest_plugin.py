@@ -280,7 +280,7 @@ def test_a_test_that_skips_itself_is_skipped(run):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("@pytest.mark.triolet_sweep\ndef test_it():\n    pass\n", "is an async def"),
+        ("@pytest.mark.triolet_sweep\ndef test_it():\n    pass\n", "has to be an async def"),
         ("@pytest.mark.triolet_sweep(faults=['rain'])\nasync def test_it():\n    pass\n", "allowed: cancel, leave"),
         ("@pytest.mark.triolet_schedules(faults=[])\nasync def test_it():\n    pass\n", "allowed: runs, ignore"),
         ("def test_it(triolet_engine):\n    pass\n", "triolet_engine needs a test with"),

@@ -201,12 +201,12 @@ class _Check:
         with self.open() as player:
             before = player.held()
             if before <= 0:
-                self.fail(f"an open adapter holds {before} bytes")
+                self.fail(f"an open adapter reports {before} bytes; allowed: more than 0")
             for item in self.items:
                 player.encode([item])
                 after = player.held()
                 if after <= before:
-                    self.fail(f"{before} bytes are held before {item.key} is encoded, {after} after it")
+                    self.fail(f"it reports {before} bytes before it encodes {item.key}, and only {after} after it")
                 before = after
 
     def free_gives_back(self) -> None:
@@ -217,7 +217,7 @@ class _Check:
             self.round(player)
             after = player.owned()
             if after != before:
-                self.fail(f"{before} bytes before a round of work, {after} after it")
+                self.fail(f"it owns {before} bytes before a round of work, and {after} after it; allowed: as many")
         if __debug__:
             self.free_of_nothing()
 
@@ -263,7 +263,7 @@ class _Check:
                     player.free([item])
                 except AssertionError:
                     continue
-                self.fail(f"{item.key} is not there, and is freed without a word")
+                self.fail(f"{item.key} is not there, and freeing it raises nothing; allowed: AssertionError")
 
     def instances_apart(self) -> None:
         with self.open() as one:
@@ -306,9 +306,9 @@ class _Check:
         except AssertionError:
             refused = True
         if not refused:
-            self.fail(f"{what} is done without a word")
+            self.fail(f"{what} raises nothing; allowed: AssertionError")
         if player.owned() != before:
-            self.fail(f"{what} is refused, and changes the bytes held")
+            self.fail(f"{what} is refused, but changes how many bytes the adapter owns")
 
     def holds_at_most(self, player: Player, allowed: int, who: str) -> None:
         if player.held() > allowed:
@@ -324,7 +324,7 @@ class _Check:
                     player.adapter.sleep(keep_weights=keep_weights)
                     player.adapter.wake()
                     if player.owned() != opened:
-                        self.fail(f"{opened} bytes when it was opened, {player.owned()} when it woke")
+                        self.fail(f"it owned {opened} bytes when it opened, and owns {player.owned()} when it woke")
                     player.encode(self.items)
                     self.compare(player.decode(self.items), "after its adapter slept and woke")
                     player.free(self.items)
@@ -337,7 +337,7 @@ class _Check:
         def check(player: Player, how: str) -> None:
             told, live = player.held(), live_bytes() - before
             if told != live:
-                self.fail(f"{how} it reports {told} bytes, and {live} live")
+                self.fail(f"{how}, the adapter reports {told} bytes, but {live} bytes are alive")
 
         gc.collect()  # else earlier objects in reference cycles could die meanwhile
         before = live_bytes()
@@ -359,7 +359,7 @@ class _Check:
             player.decode(self.items)
         for _ in range(2):
             if left := player.owned():
-                self.fail(f"a closed adapter holds {left} bytes")
+                self.fail(f"a closed adapter owns {left} bytes; allowed: 0")
             player.adapter.close()
 
     def answer(self, sequence: PlayedSequence) -> tuple[float, ...]:
@@ -367,13 +367,13 @@ class _Check:
         key, probe = sequence.item.key, sequence.item.probe
         assert probe is not None, "only a sequence with a probe is asked for its answer"
         if len(sequence.probed) != 1:
-            self.fail(f"the probe of {key} is answered {len(sequence.probed)} times")
+            self.fail(f"the probe of {key} has {len(sequence.probed)} answers; allowed: 1")
         part, answer = sequence.probed[0]
         if not part.start <= probe.position < part.start + part.length:
             where = f"a chunk of {part.length} from {part.start}"
-            self.fail(f"the probe of {key} at position {probe.position} is answered by {where}")
+            self.fail(f"the probe of {key} at position {probe.position} gets its answer from {where}")
         if len(answer) != len(probe.token_ids):
-            self.fail(f"the probe of {key} is told {answer}; allowed: one for each of {probe.token_ids}")
+            self.fail(f"the probe of {key} gets {answer}; allowed: a number for each of {probe.token_ids}")
         return answer
 
 

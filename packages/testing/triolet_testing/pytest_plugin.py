@@ -145,7 +145,7 @@ def _plain(item: pytest.Function, test: Callable[..., Any]) -> Callable[..., Non
         mark = _mark(item)
         assert mark is not None, "the mark was there when the test was found"
         if not inspect.iscoroutinefunction(test):
-            pytest.fail(f"a test with @pytest.mark.{mark.name} is an async def", pytrace=False)
+            pytest.fail(f"a test with @pytest.mark.{mark.name} has to be an async def", pytrace=False)
         _run(item, mark, test, arguments)
 
     return run

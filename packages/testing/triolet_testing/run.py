@@ -112,7 +112,7 @@ class Run:
         call that failed, and the outputs that the events report."""
         told, held = self._memory(), self.executor.memory()
         if self.executor.is_open and not self.worker.abandoned and told != held:
-            raise InvariantViolation("books balance", f"{told} is reported of {held}", tuple(self.trace[-8:]))
+            raise InvariantViolation("books balance", f"reported: {told}; there is: {held}", tuple(self.trace[-8:]))
         if not (self.checker.orderly and isinstance(event, events.EncodeDone | events.EntryFreed)):
             return
         if self.executor.generation != self.checker.generation:

@@ -118,8 +118,8 @@ class StepJudge:
             first = prompts.get(part.sequence_id, 0) if part.beams > 1 else part.start
             for page in part.page_table[first // self.model.page_size :]:
                 if using.get(page, part.sequence_id) != part.sequence_id:
-                    what = f"page {page} for sequence {part.sequence_id}, while a step in flight uses it"
-                    self._device.fail(FREE_FOLLOWS, f"step {plan.step_id} has {what} for {using[page]}")
+                    what = f"gives page {page} to sequence {part.sequence_id}, but a step in flight"
+                    self._device.fail(FREE_FOLLOWS, f"step {plan.step_id} {what} uses it for {using[page]}")
 
     # -- a step that has run -----------------------------------------------------------------------------------------
 
