@@ -160,7 +160,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt", device="cpu", backend="pread"), path.open("rb") as file:  # checks it
+        with path.open("rb") as file, safe_open(path, framework="pt", device="cpu", backend="pread"):  # checks it
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (SafetensorError, OSError) as error:

@@ -103,3 +103,10 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"no weights")
     with pytest.raises(CheckpointError, match=r"cannot be read: .*; download or save the checkpoint again"):
         open_weights(path)
+
+
+def test_a_file_that_the_system_refuses_is_told_by_its_own_words(tmp_path):
+    """safetensors says of every such file that there is none, of one without permission, too."""
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: \[Errno 21\] Is a directory"):
+        stored_tensors(tmp_path / "model.safetensors")
