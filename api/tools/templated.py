@@ -14,6 +14,7 @@ from .syntax import CallReading, Syntax, ToolCall, Tools, Write
 from .text import Match, More, NoCall, Pattern, Text
 
 _FIELD = "tool_calls"  # of the assistant's message
+_NAME_ONE = "name a tool format (triolet serve --tool-format, ToolFormat.named)"
 
 
 @frozen(kw_only=True)
@@ -45,9 +46,7 @@ class TemplatedCalls(Syntax):
             region = load_response_template(spec).fields.get(_FIELD)
             alone = {**spec, "fields": {_FIELD: {**spec["fields"].get(_FIELD, {}), "optional": True}}}
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidRequest(
-                f"the checkpoint's response_template cannot be read: {error}; name a tool format"
-            ) from error
+            raise InvalidRequest(f"the checkpoint's response_template cannot be read: {error}; {_NAME_ONE}") from error
         if region is None or region.open_re is None:
             return None
         return cls(spec=alone, head=region.open_re, close=region.close_re, forced=forced)
@@ -88,7 +87,7 @@ class TemplatedCalls(Syntax):
             InvalidRequest: the chat template has none of the known syntaxes.
         """
         if self._forced is None:
-            raise InvalidRequest("this checkpoint's response template cannot force a call; name a tool format")
+            raise InvalidRequest(f"this checkpoint's response template cannot force a call; {_NAME_ONE}")
         return self._forced.grammar(tools, write, several=several)
 
 

@@ -140,7 +140,7 @@ def _from_hub(name: str) -> Path:
         hint = f"; did you mean openai/whisper-{name}?" if name in _WHISPER_SIZES else ""
         raise CheckpointError(
             f"there is no folder {name!r}, and it could not be downloaded from the hub: {type(error).__name__}: "
-            f"{error}; check the name and the network, download it beforehand (triolet pull), or give its folder{hint}"
+            f"{error}; check the name and the network, or give its folder. triolet pull downloads beforehand{hint}"
         ) from error
     return folder
 

@@ -205,7 +205,7 @@ class PagedDevice:
         writer, at, shares = author
         wrote = f"{writer} has written its position {at} into page {page}"
         if position >= chunk.start:
-            what = f"{wrote} in the step in which {reader} wrote its position {position} there"
+            what = f"{wrote}, and {reader} has written its position {position} there in the same step"
             self.fail(GIVEN_AWAY, what, "both write in one step")
         if position < record.verified and record.table[index] == page:
             if shares:

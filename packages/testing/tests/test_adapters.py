@@ -346,7 +346,7 @@ FAULTS = [
     (KeepsParkedWeights, "asleep is empty", "an adapter that was closed while it slept holds"),
     (WorksAsleep, "asleep is empty", "to encode asleep raises nothing; allowed: AssertionError"),
     (WakesTwice, "asleep is empty", "wake of an adapter that is awake raises nothing; allowed: AssertionError"),
-    (WakesWithOutputs, "wakes as opened", "when it woke"),
+    (WakesWithOutputs, "wakes as opened", "when it wakes"),
     (WakesWithOtherWeights, "wakes as opened", "after its adapter slept and woke"),
     (Kept, "closed is empty", "a closed adapter owns"),
 ]

@@ -206,7 +206,7 @@ class _Check:
                 player.encode([item])
                 after = player.held()
                 if after <= before:
-                    self.fail(f"it reports {before} bytes before it encodes {item.key}, and only {after} after it")
+                    self.fail(f"the adapter reports {before} bytes before it encodes {item.key}, and {after} after")
                 before = after
 
     def free_gives_back(self) -> None:
@@ -217,7 +217,7 @@ class _Check:
             self.round(player)
             after = player.owned()
             if after != before:
-                self.fail(f"it owns {before} bytes before a round of work, and {after} after it; allowed: as many")
+                self.fail(f"the adapter owns {before} bytes before a round of work, {after} after it; allowed: as many")
         if __debug__:
             self.free_of_nothing()
 
@@ -324,7 +324,7 @@ class _Check:
                     player.adapter.sleep(keep_weights=keep_weights)
                     player.adapter.wake()
                     if player.owned() != opened:
-                        self.fail(f"it owned {opened} bytes when it opened, and owns {player.owned()} when it woke")
+                        self.fail(f"the adapter owns {opened} bytes when it opens, {player.owned()} when it wakes")
                     player.encode(self.items)
                     self.compare(player.decode(self.items), "after its adapter slept and woke")
                     player.free(self.items)
