@@ -34,8 +34,17 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _SILENT = 0  # llguidance's log level
-_DEAD_END = (  # llguidance names no reason
-    "no text that it allows can end, since a schema or a rule only refers to itself; give it another choice"
+_PLAIN = (  # for llguidance's words, which name no reason, or advise what cannot be done here
+    (
+        r"NoExtensionBias",
+        "no text that it allows can end, since a schema or a rule only refers to itself; give a choice",
+    ),
+    (
+        r".*Current row has (\d+) items; max is (\d+).*",
+        r"\1 parts may follow at one place; allowed: \2. Use fewer members",
+    ),
+    (r"Unimplemented keys: \[(.*)\]", r"it has keywords that cannot be forced: \1; leave them out"),
+    (r"oneOf constraints are not supported.*", "more than one case of a oneOf may fit a value; write anyOf"),
 )
 _CANNOT = "the structure cannot be followed"
 _LEAST = 2**16  # bytes that a kept grammar counts at least
@@ -86,9 +95,9 @@ def bad(structure: Structure, message: str) -> InvalidRequest:
 def _message(message: str) -> str:
     """Returns the error message without the parser's state, which llguidance appends."""
     told = re.split(r"\n<(?:state|non-verbose)", message, maxsplit=1)[0].strip()
-    if many := re.search(r"Current row has (\d+) items; max is (\d+)", told):
-        return f"too much may follow at one place ({many[1]} parts; allowed: {many[2]}); give fewer optional members"
-    return _DEAD_END if told == "NoExtensionBias" else told
+    for words, plain in _PLAIN:
+        told = re.sub(words, plain, told)
+    return told
 
 
 @define(eq=False)

@@ -253,10 +253,28 @@ def test_a_structure_with_too_many_optional_members_says_so(grammars):
     guide = grammars.guide(Structure(kind="json_schema", text=json.dumps(schema)))
     assert guide.allowed(list(b"{")) is None
     assert re.fullmatch(
-        r"the structure cannot be followed: too much may follow at one place \(\d+ parts; allowed: 2000\); "
-        "give fewer optional members",
+        r"the structure cannot be followed: \d+ parts may follow at one place; allowed: 2000. Use fewer members",
         guide.error,
     )
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (
+            {"uniqueItems": True},
+            'it has keywords that cannot be forced: "uniqueItems"; leave them out',
+        ),
+        (
+            {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+            "more than one case of a oneOf may fit a value; write anyOf",
+        ),
+    ],
+)
+def test_what_is_not_implemented_is_told_without_an_option_that_is_refused(schema, told):
+    """llguidance advises its own option, which no schema may set here."""
+    fault = fault_of(Structure(kind="json_schema", text=json.dumps(schema)))
+    assert fault == f"the structure (json_schema) cannot be followed: {told}"
 
 
 def test_a_structure_that_fails_is_the_fault_of_its_row_alone(grammars):
