@@ -690,6 +690,7 @@ void turn(Engine& e, const Operation& o, int block) {
         for (int h = 0; h < o.heads; h++) turn_head(o, o.query_gain, x + h * o.size, cosines, sines, o.scale);
         float* keys = x + o.heads * o.size;
         for (int h = 0; h < o.kv_heads; h++) turn_head(o, o.key_gain, keys + h * o.size, cosines, sines, 1.0f);
+        if (!m.pages) continue;
         uint8_t* to = key_at(e, o, b, 0, position);
         const int width = o.kv_heads * o.size;
         narrow(m.kv_format, keys, width, to);
@@ -995,22 +996,40 @@ void gather(Engine& e, const Operation& o, int piece) {
     }
 }
 
-// A head and BATCH rows: their scores of all rows, e^(score - largest) of these, and the values by them
+// The first row of a chunk that any of a batch's rows sees, and the one behind the last
+inline int low_of(const Operation& o, const Block& b) { return o.window ? most(b.table, b.row - o.window + 1) : b.table; }
+inline int high_of(const Operation& o, const Block& b) {
+    const int end = b.table + b.length;
+    return o.window ? least(end, b.row + b.rows - 1 + o.window) : end;
+}
+
+// A head and a batch of a chunk's rows: their scores of the rows they see, e^(score - largest) of these, and the values
+// by them. Keys of the whole step lie in panels; scores lie by their place in the chunk, so that other chunks change no
+// sum.
 void attend_all(Engine& e, const Operation& o, int thread, int piece) {
-    const int count = e.step.rows, panels = panels_of(count), batches = (count + BATCH - 1) / BATCH;
-    const int head = piece / batches, first = piece % batches * BATCH, rows = least(BATCH, count - first), width = panels * PANEL;
+    const Block& b = e.batches[piece % e.batch_count];
+    const int head = piece / e.batch_count, rows = e.step.rows, panels = panels_of(rows), low = low_of(o, b);
+    const int count = high_of(o, b) - low, width = panels_of(count) * PANEL, first = low / PANEL, far = o.distance_count / 2;
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
-    const float *keys = e.keys + (int64_t)head * panels * o.size * PANEL, *values = e.values + (int64_t)head * panels_of(o.size) * count * PANEL;
+    const float *keys = e.keys + (int64_t)head * panels * o.size * PANEL, *values = e.values + (int64_t)head * panels_of(o.size) * rows * PANEL;
     float *scores = e.own[thread], inverse[BATCH];
-    const Matrix by_keys{FLOAT32, o.size, count, panels, (const uint8_t*)keys, nullptr};
-    const Matrix by_values{FLOAT32, count, o.size, panels_of(o.size), (const uint8_t*)values, nullptr};
-    const float* queries = from.data + (int64_t)first * from.width + head * o.size;
-    multiply<Float32>(by_keys, 0, panels, 0, queries, from.width, rows, [&](int p, int row, float* found, float*) {
-        for (int i = 0; i < PANEL; i += VL) store(scores + row * width + p * PANEL + i, load(found + i) * o.scale);
+    const Matrix by_keys{FLOAT32, o.size, rows, panels, (const uint8_t*)keys, nullptr};
+    const float* queries = from.data + (int64_t)b.row * from.width + head * o.size;
+    multiply<Float32>(by_keys, first, panels_of(low + count) - first, 0, queries, from.width, b.rows, [&](int p, int row, float* found, float*) {
+        float* own = scores + row * width;
+        const int start = p * PANEL - low;
+        if (start >= 0 && start + PANEL <= count)
+            for (int i = 0; i < PANEL; i += VL) store(own + start + i, load(found + i) * o.scale);
+        else
+            for (int i = most(0, -start); i < least(PANEL, count - start); i++) own[start + i] = found[i] * o.scale;
     });
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < b.rows; r++) {
         float* own = scores + r * width;
-        for (int i = count; i < width; i++) own[i] = -INFINITE;
+        const int behind = low - b.row - r;  // from the row to the first key
+        for (int i = 0; o.distances && i < count; i++)
+            own[i] += o.distances[head * o.distance_count + most(-far, least(far, behind + i)) + far];
+        for (int i = 0; o.window && i < -behind - o.window + 1; i++) own[i] = -INFINITE;
+        for (int i = o.window ? least(count, o.window - behind) : count; i < width; i++) own[i] = -INFINITE;
         V top = all(-INFINITE), sum = {};
         for (int i = 0; i < width; i += VL) {
             const V s = load(own + i);
@@ -1025,11 +1044,15 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
         }
         inverse[r] = 1.0f / total(sum);
     }
-    multiply<Float32>(by_values, 0, by_values.panels, 0, scores, width, rows, [&](int p, int row, float* found, float*) {
-        float* at = to.data + (int64_t)(first + row) * to.width + head * o.size + p * PANEL;
-        const int left = least(PANEL, o.size - p * PANEL);
-        for (int i = 0; i < left; i += VL) store_upto(at + i, load(found + i) * inverse[row], left - i);
-    });
+    for (int at = 0; at < o.size; at += PANEL) {
+        const float* own = values + ((int64_t)at / PANEL * rows + low) * PANEL;
+        const Matrix by_values{FLOAT32, count, PANEL, 1, (const uint8_t*)own, nullptr};
+        multiply<Float32>(by_values, 0, 1, 0, scores, width, b.rows, [&](int, int row, float* found, float*) {
+            float* target = to.data + (int64_t)(b.row + row) * to.width + head * o.size + at;
+            const int left = least(PANEL, o.size - at);
+            for (int i = 0; i < left; i += VL) store_upto(target + i, load(found + i) * inverse[row], left - i);
+        });
+    }
 }
 
 int attention_pieces(const Engine& e, const Operation& o) {
@@ -1048,17 +1071,19 @@ void look_up(const Engine& e, const Operation& o, int row) {
     float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width;
     const uint8_t* at = m.weights + panel * panel_bytes(m);
     const float* added = o.shift ? o.shift + (int64_t)e.step.positions[row] * m.inputs : nullptr;
+    const float* typed = o.gain ? o.gain + (int64_t)(e.step.types ? e.step.types[row] : 0) * m.inputs : nullptr;
     for (int i = 0; i < m.inputs; i++) {
         if (m.format == INT8) {
             const uint8_t* group = at + i / GROUP * GROUP_BYTES;
             to[i] = (int8_t)group[(4 + i % GROUP / 4 * 4) * PANEL + 4 * lane + i % 4] * ((const float*)group)[lane] * o.scale;
-            if (added) to[i] += added[i];
-            continue;
+        } else {
+            const int size = m.format == FLOAT32 ? 4 : 2, first = lane / VL * VL;  // a vector, of which one is wanted
+            const uint8_t* vector = at + ((int64_t)i * PANEL + first) * size;
+            const V wide = m.format == FLOAT32 ? Float32::widen(vector) : m.format == FLOAT16 ? Float16::widen(vector) : Bfloat16::widen(vector);
+            to[i] = wide[lane - first] * o.scale;
         }
-        const int size = m.format == FLOAT32 ? 4 : 2, first = lane / VL * VL;  // a vector, of which one is wanted
-        const uint8_t* vector = at + ((int64_t)i * PANEL + first) * size;
-        const V wide = m.format == FLOAT32 ? Float32::widen(vector) : m.format == FLOAT16 ? Float16::widen(vector) : Bfloat16::widen(vector);
-        to[i] = wide[lane - first] * o.scale + (added ? added[i] : 0.0f);
+        if (typed) to[i] += typed[i];
+        if (added) to[i] += added[i];
     }
 }
 
@@ -1194,7 +1219,7 @@ Share share_of(const Engine& e, int phase) {
     if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
     if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(rows), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
-    if (o.kind == ATTEND_ALL) return {o.heads * ((rows + BATCH - 1) / BATCH), 1};
+    if (o.kind == ATTEND_ALL) return {o.heads * e.batch_count, e.batch_count > BLOCK ? 4 : 1};
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};

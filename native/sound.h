@@ -21,15 +21,22 @@ static inline bool is_sound(const Operation& o, const Model& m) {
         return is_sound(o.matrix) && o.matrix->inputs <= from &&
                (o.norm == NO_NORM || normed(o.matrix->inputs));
     if (o.kind == LOOKUP)
-        return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions);
+        return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions) &&
+               (!o.gain || o.heads >= 1);
     if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || heads > from) return false;
-    if (o.kind == ATTEND_ALL) return o.kv_heads == o.heads && 3 * heads <= from && heads <= to;
-    if (!within(o.layer, 0, m.layers - 1) || (o.distances && o.distance_count < 1)) return false;
+    if (o.distances && o.distance_count < 1) return false;
+    if (o.kind == ATTEND_ALL)
+        return o.kv_heads == o.heads && 3 * heads <= from && heads <= to && within(o.window, 0, 1 << 24) &&
+               (!o.distances || o.distance_count % 2);
+    if (o.kind == TURN) {
+        if (2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
+        if (o.turned && (!within(o.table, 0, m.turns_count - 1) || o.turned / 2 > m.turns[o.table].half)) return false;
+        if (!m.pages) return true;
+    }
+    if (!within(o.layer, 0, m.layers - 1)) return false;
     if (o.kind == CROSS) return m.cross && o.kv_heads == m.cross_heads && o.size <= m.cross_size && heads <= to;
     if (!m.keys_values || !m.pages || kv > m.kv_width) return false;
-    if (o.kind == ATTEND) return heads <= to && o.window >= 0;
-    if (o.kind != TURN || 2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
-    return o.turned == 0 || (within(o.table, 0, m.turns_count - 1) && o.turned / 2 <= m.turns[o.table].half);
+    return o.kind == TURN || (o.kind == ATTEND && heads <= to && o.window >= 0);
 }
 
 static inline bool is_sound(const Model& m) {

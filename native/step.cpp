@@ -53,7 +53,7 @@ void lay_out(Engine& e, Room& room) {
         if (o.kind == ATTEND_ALL) {
             keys = std::max(keys, (size_t)o.heads * whole * o.size * PANEL);
             values = std::max(values, (size_t)o.heads * panels_of(o.size) * m.most_rows * PANEL);
-            scores = BATCH * whole * PANEL;
+            scores = BATCH * (size_t)panels_of(std::min(m.most_rows, m.positions)) * PANEL;
         }
         if (o.kind != ATTEND && o.kind != CROSS) continue;
         const size_t length = 2 + o.size, group = o.heads / o.kv_heads;
@@ -64,11 +64,13 @@ void lay_out(Engine& e, Room& room) {
     e.phases = room.take_zeroed<Phase>(phase_count(m));
     e.blocks = room.take<Block>(m.most_rows);
     e.slots = room.take<Block>(m.most_rows);
+    e.batches = room.take<Block>(m.most_rows);
     e.come = room.take_zeroed<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
     e.tokens = room.take<int32_t>(m.most_rows);
+    e.types = room.take<int32_t>(m.most_rows);
     e.ready = room.take<uint8_t>(m.most_rows * ready_bytes(e.width));
     e.parts = room.take<float>(parts);
     const size_t quantized = e.width + OWN_INT8 * quantized_bytes(e.width) / 4 + 16;
@@ -170,9 +172,13 @@ Fault admit(Engine& e, const Step& plan) {
         for (int t = 0; t < m.turns_count; t++)
             if (plan.positions[row] >= m.turns[t].count) return BAD_POSITION;
     }
-    for (int i = 0; i < m.count; i++)
-        for (int row = 0; m.operations[i].kind == LOOKUP && plan.tokens && row < plan.rows; row++)
-            if (plan.tokens[row] < 0 || plan.tokens[row] >= m.operations[i].matrix->outputs) return BAD_TOKEN;
+    for (int i = 0; i < m.count; i++) {
+        const Operation& o = m.operations[i];
+        for (int row = 0; o.kind == LOOKUP && plan.tokens && row < plan.rows; row++) {
+            if (!within(plan.tokens[row], 0, o.matrix->outputs - 1)) return BAD_TOKEN;
+            if (plan.types && o.gain && !within(plan.types[row], 0, o.heads - 1)) return BAD_TOKEN;
+        }
+    }
     if (!within(plan.copy_count, 0, m.pages)) return BAD_PAGE;
     for (int i = 0; i < 2 * plan.copy_count; i++)
         if (!within(plan.copies[i], 0, m.pages - 1)) return BAD_PAGE;
@@ -180,7 +186,7 @@ Fault admit(Engine& e, const Step& plan) {
         if (plan.draws && !within(count, 0, INT32_MAX / 2)) return BAD_DRAW;
     for (int i = 0; plan.draws && i < plan.wanted_count; i++)
         if (!is_sound(plan.draws[i], plan, m.buffers[m.buffer_count - 1].width)) return BAD_DRAW;
-    e.block_count = e.slot_count = 0;
+    e.block_count = e.slot_count = e.batch_count = 0;
     int row = 0;
     for (int c = 0; c < plan.chunk_count; c++) {
         const int32_t* chunk = plan.chunks + 4 * c;
@@ -193,6 +199,7 @@ Fault admit(Engine& e, const Step& plan) {
         if (m.cross && (slot < 0 || slot >= m.slots || length < 1 || length > m.embeddings)) return BAD_SLOT;
         for (int i = 0; i < count; i += BLOCK)
             e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table, 0};
+        for (int i = 0; i < count; i += BATCH) e.batches[e.batch_count++] = {row + i, std::min(BATCH, count - i), row, count};
         for (int i = 0; i < count; i++) {  // neighbours of one slot read it together
             Block* last = e.slot_count ? &e.slots[e.slot_count - 1] : nullptr;
             if (last && last->rows < BLOCK && last->table == slot && last->length == length) last->rows++;
@@ -208,6 +215,8 @@ Fault admit(Engine& e, const Step& plan) {
     if (plan.table_size) memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
     s.tokens = plan.tokens ? e.tokens : nullptr;
     if (plan.tokens) memcpy(e.tokens, plan.tokens, plan.rows * 4);
+    s.types = plan.types ? e.types : nullptr;
+    if (plan.types) memcpy(e.types, plan.types, plan.rows * 4);
     s.draws = plan.draws;
     s.edits = plan.edits;
     s.bans = plan.bans;

@@ -38,23 +38,27 @@ struct Operation {
     float epsilon;
     const float *gain, *shift;  // [width]
     // LINEAR, LOOKUP. The latter writes the weights of each row's token, as many as there are inputs, by ``scale``, and
-    // adds the numbers of its position, ``shift`` [distance_count][inputs], if there are some.
+    // adds the numbers of its position, ``shift`` [distance_count][inputs], and those of its type, ``gain`` [heads]
+    // [inputs], if there are some.
     // GATED: the first half of the panels are gates, the other what they are multiplied with. GATED_BY: reversed
     const Matrix* matrix;
     int32_t ending, activation;
     float cap;
-    // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page.
+    // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page, if
+    // the model has pages.
     // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot; scales the queries.
-    // ATTEND_ALL: each row attends to all rows of the step, whose queries, keys and values are in ``from``
+    // ATTEND_ALL: each row attends to all rows of its chunk, before it and behind it, whose queries, keys and values are
+    // in ``from``
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines
     const float *query_gain, *key_gain;    // [size] of norms of each head, or none
     float scale, soft_cap;                 // of scores, or of embeddings; 0: no cap
-    int32_t window;                        // positions that a row sees, its own included; 0: all
+    int32_t window;                        // positions that a row sees, its own included, of ATTEND_ALL on each side; 0: all
     int32_t paired;                        // 1: dimensions are turned with their neighbours, not in halves
     int32_t distance_count;
-    const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none
+    const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none.
+                                           // ATTEND_ALL: from keys far before to far behind, the row's own in the middle
 };
 
 struct Buffer { float* data; int32_t width; };
@@ -108,6 +112,7 @@ struct Step {
     const int32_t* tables;      // [table_size] pages
     const int32_t* wanted;      // [wanted_count] rows
     const int32_t* tokens;      // [rows] that are looked up, or none: buffer 0 is filled
+    const int32_t* types;       // [rows] of these tokens, or none: all have type 0
     Draw* draws;                // [wanted_count], or none: nothing is chosen of the last buffer
     const Edit* edits;          // [edit_count]
     const int32_t* bans;        // [ban_count][2]: the first token and the one after the last

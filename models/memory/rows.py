@@ -25,6 +25,7 @@ class Rows:
         wanted: the rows whose results are wanted.
         order: for each of ``chunks``, its index among the chunks of the step.
         starts: for each of ``chunks``, its first row.
+        types: the type of each row's token; empty: all have type 0.
     """
 
     positions: Sequence[int]
@@ -33,6 +34,7 @@ class Rows:
     wanted: Sequence[int]
     order: Sequence[int] = ()
     starts: Sequence[int] = ()
+    types: Sequence[int] = ()
 
     @classmethod
     def all_of(cls, count: int) -> Rows:
@@ -79,18 +81,22 @@ class Rows:
             starts=starts,
         )
 
-    def pieces(self, most: int, page_size: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
+    def pieces(self, most: int, page_size: int, *, whole: bool = False) -> Iterator[tuple[int, int, Rows, list[int]]]:
         """Yields the same rows in pieces of up to ``most`` rows. A piece has its first row, the row after its last, its
         rows with the pages that they read, and the indices in ``wanted`` of its wanted rows.
+
+        Args:
+            whole: no chunk is cut.
         """
         count = len(self.positions)
         if count <= most:
             yield 0, count, self, list(range(len(self.wanted)))
             return
-        chunks, left = list(reversed(self.chunks)), 0
-        for start in range(0, count, most):
-            stop, own, tables = min(start + most, count), list[tuple[int, int, int, int]](), list[int]()
-            left = stop - start
+        chunks, stop = list(reversed(self.chunks)), 0
+        while stop < count:
+            start, own, tables = stop, list[tuple[int, int, int, int]](), list[int]()
+            left = _fitting(chunks, most) if whole else min(most, count - start)
+            stop = start + left
             while left:
                 length, table, slot, embeddings = chunks.pop()
                 taken = min(length, left)
@@ -101,7 +107,13 @@ class Rows:
                 tables += self.tables[table : table + self.positions[stop - left - 1] // page_size + 1]
             inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
             wanted = [self.wanted[index] - start for index in inside]
-            piece = Rows(positions=self.positions[start:stop], chunks=own, tables=tables, wanted=wanted)
+            piece = Rows(
+                positions=self.positions[start:stop],
+                chunks=own,
+                tables=tables,
+                wanted=wanted,
+                types=self.types[start:stop],
+            )
             yield start, stop, piece, inside
 
     def places(self, page_size: int) -> Tensor:
@@ -110,6 +122,17 @@ class Rows:
         positions = np.array(self.positions, np.int64)
         pages = np.array(self.tables, np.int64)[np.repeat(tables, lengths) + positions // page_size]
         return torch.from_numpy(pages * page_size + positions % page_size)
+
+
+def _fitting(chunks: Sequence[tuple[int, int, int, int]], most: int) -> int:
+    """Returns the number of rows of the chunks at the end of ``chunks`` that make up to ``most`` rows."""
+    rows = 0
+    for length, *_ in reversed(chunks):
+        if rows + length > most:
+            break
+        rows += length
+    assert rows, f"a chunk of {chunks[-1][0]} rows that must not be cut; the most are {most}"
+    return rows
 
 
 def slot_of(part: Chunk) -> int:

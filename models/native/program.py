@@ -36,9 +36,11 @@ class Attention:
         turned: the number of leading dimensions of a head with rotary positions (Su et al. 2021); 0: none.
         paired: True: a dimension is turned together with its neighbour. False: with its counterpart in the other half.
         table: the index of the cosines and sines in `Program.turns`.
-        window: the number of positions that a row attends to, its own included; 0: all.
+        window: the number of positions that a row attends to, its own included; 0: all. If rows attend to both sides,
+            the number on each side.
         distances: float32 [heads, distances], added to scores by the distance of query and key. The last number is for
-            all larger distances, too.
+            all larger distances, too. If rows attend to both sides, the numbers go from keys far before a row to keys
+            far behind it, and the number for the row's own key is in the middle.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: scores are not capped.
     """
 
@@ -56,6 +58,11 @@ class Attention:
     key_gain: Tensor | None = None
     paired: bool = False
     distances: Tensor | None = None
+
+    @classmethod
+    def plain(cls, heads: int, size: int, scale: float = 1.0, **others: Any) -> Attention:
+        """Returns the attention of an encoder's layer, which has as many heads of keys as of queries."""
+        return cls(layer=0, heads=heads, kv_heads=heads, size=size, scale=scale, **{"turned": 0, **others})
 
 
 @define(eq=False)
@@ -88,11 +95,15 @@ class Program:
         kind = Kind.NORM_ADD if add else Kind.NORM
         self._add(kind=kind, source=source, to=to, wanted=int(wanted), **self._normed(norm))
 
-    def look_up(self, to: int, matrix: Panels, scale: float, positions: Tensor | None = None) -> None:
+    def look_up(
+        self, to: int, matrix: Panels, scale: float, positions: Tensor | None = None, types: Tensor | None = None
+    ) -> None:
         """Writes the embeddings of the step's tokens, if the step has tokens: rows of ``matrix`` times ``scale``, plus
-        the rows of ``positions``, float32 [positions, hidden], for the tokens' positions."""
+        the rows of ``types``, float32 [types, hidden], for the tokens' types, plus the rows of ``positions``, float32
+        [positions, hidden], for the tokens' positions."""
         self._matrices.append(matrix)
         told = {"shift": self._kept(positions), "distance_count": 0 if positions is None else len(positions)}
+        told |= {"gain": self._kept(types), "heads": 0 if types is None else len(types)}
         self._add(kind=Kind.LOOKUP, source=to, to=to, matrix=matrix.data(), scale=scale, **told)
 
     def linear(
@@ -125,16 +136,9 @@ class Program:
     def attend(self, source: int, to: int, attention: Attention) -> None:
         """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes
         keys and values to the pages, and attends."""
-        told = {
-            **asdict(attention, recurse=False),
-            "source": source,
-            "query_gain": self._kept(attention.query_gain),
-            "key_gain": self._kept(attention.key_gain),
-            "distances": self._kept(attention.distances),
-            "distance_count": 0 if attention.distances is None else attention.distances.shape[1],
-        }
-        self._add(kind=Kind.TURN, to=source, **told)
-        self._add(kind=Kind.ATTEND, to=to, **told)
+        told = self._attention(attention)
+        self._add(kind=Kind.TURN, source=source, to=source, **told)
+        self._add(kind=Kind.ATTEND, source=source, to=to, **told)
 
     @property
     def in_int8(self) -> bool:
@@ -148,11 +152,23 @@ class Program:
         told = {"layer": one.layer, "heads": one.heads, "kv_heads": one.kv_heads, "size": one.size, "scale": one.scale}
         self._add(kind=Kind.CROSS, source=source, to=to, **told)
 
-    def attend_all(self, source: int, to: int, *, heads: int, size: int) -> None:
-        """Attends from each row to all rows of the step. ``source`` [rows, 3 * heads * size] has the queries, which are
-        already scaled, the keys and the values."""
-        told = {"heads": heads, "kv_heads": heads, "size": size, "scale": 1.0}
+    def attend_all(self, source: int, to: int, attention: Attention) -> None:
+        """Attends from each row to all rows of its chunk, in ``source`` [rows, 3 * heads * size], which has queries,
+        keys and values. The program's model has no pages. Queries and keys are normalized and get rotary positions in
+        place, if ``attention`` says so."""
+        told = self._attention(attention)
+        if attention.turned or attention.query_gain is not None:
+            self._add(kind=Kind.TURN, source=source, to=source, **{**told, "scale": 1.0})
         self._add(kind=Kind.ATTEND_ALL, source=source, to=to, **told)
+
+    def _attention(self, attention: Attention) -> dict[str, Any]:
+        return {
+            **asdict(attention, recurse=False),
+            "query_gain": self._kept(attention.query_gain),
+            "key_gain": self._kept(attention.key_gain),
+            "distances": self._kept(attention.distances),
+            "distance_count": 0 if attention.distances is None else attention.distances.shape[1],
+        }
 
     @property
     def looks_up(self) -> bool:
@@ -161,7 +177,7 @@ class Program:
 
     @property
     def attends_to_all(self) -> bool:
-        """True if rows attend to all rows of their step. Such a step must not be cut into several calls."""
+        """True if rows attend to all rows of their chunk. Such a chunk must not be cut into several calls."""
         return any(one.kind == Kind.ATTEND_ALL for one in self._operations)
 
     def operations(self) -> bytearray:

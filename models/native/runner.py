@@ -153,7 +153,7 @@ class Runner:
         headless = hidden and program.has_head
         found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1], dtype=_FLOATS)
         own = self._buffers[len(program.widths) - 2].data
-        for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
+        for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size, whole=program.attends_to_all):
             whole = len(wanted) == len(found)
             part = found if whole else found.new_empty(len(wanted), found.shape[1])
             self._buffers[0].data = _floats(inputs[start:stop], (stop - start) * program.widths[0])
@@ -177,8 +177,6 @@ class Runner:
         else:
             assert self._program.looks_up, "the program is fed with embeddings"
             assert len(fed) == count, f"{len(fed)} tokens; the plan is of {count}"
-        cut = count > self._rows
-        assert not (cut and self._program.attends_to_all), f"{count} rows of one item; the most are {self._rows}"
 
     def choose(
         self,
@@ -243,7 +241,8 @@ class Runner:
         copies: Sequence[tuple[int, int]] = (),
     ) -> None:
         chunks, tokens, pairs = array("i", chain.from_iterable(rows.chunks)), array("i", fed), array("i")
-        positions, tables, wanted = (array("i", told) for told in (rows.positions, rows.tables, rows.wanted))
+        numbers = (rows.positions, rows.tables, rows.wanted, rows.types)
+        positions, tables, wanted, types = (array("i", told) for told in numbers)
         pairs.extend(chain.from_iterable(copies))
         told = StepData(
             rows=len(positions),
@@ -256,6 +255,7 @@ class Runner:
             tables=tables.buffer_info()[0],
             wanted=wanted.buffer_info()[0],
             tokens=tokens.buffer_info()[0] if fed else None,
+            types=types.buffer_info()[0] if rows.types else None,
             copies=pairs.buffer_info()[0],
             copy_count=len(copies),
         )

@@ -9,7 +9,7 @@ from ..checkpoints.whisper_checkpoint import WhisperShape
 from ..native.library import ACTIVATIONS, Ending
 from ..native.panels import Panels
 from ..native.parts import norm_of
-from ..native.program import MULTIPLE, Program
+from ..native.program import MULTIPLE, Attention, Program
 
 
 def unknown(shape: WhisperShape, activation: str) -> str | None:
@@ -29,10 +29,11 @@ def write_encoder(encoder: Any, cross: Panels) -> Program:
     activation = ACTIVATIONS[encoder.config.activation_function]
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
     widened = program.buffer(encoder.config.inner)
+    attention = Attention.plain(heads, width // heads)  # queries are scaled already
     for layer in encoder.layers:
         own, norm, widen_norm = layer.self_attn, norm_of(layer.self_attn_layer_norm), norm_of(layer.final_layer_norm)
         program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm)
-        program.attend_all(split, attended, heads=heads, size=width // heads)
+        program.attend_all(split, attended, attention)
         program.linear(attended, hidden, own.out_proj.panels(), Ending.ADD)
         widen, narrow = layer.fc1.panels(), layer.fc2.panels()
         program.linear(hidden, widened, widen, Ending.ACTIVATED, norm=widen_norm, activation=activation)

@@ -1,20 +1,24 @@
-"""The native library's encoders: rows attend to all rows of a step, and many rows are computed band by band."""
+"""The native library's encoders: rows attend to all rows of their text, and many rows are computed band by band."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
+from triolet.core.errors import EngineError
 from triolet.models.memory.rows import Rows
 from triolet.models.native.library import ACTIVATIONS, Ending, Library
 from triolet.models.native.panels import Panels
-from triolet.models.native.program import Normed, Program
+from triolet.models.native.program import Attention, Normed, Program
 from triolet.models.native.runner import Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
@@ -31,16 +35,45 @@ def running(program: Program, rows: int, *, threads: int = 2, level: int = 0) ->
         runner.release()
 
 
-def attending(heads: int, size: int) -> Program:
-    program, width = Program(), heads * size
-    program.attend_all(program.buffer(3 * width), program.buffer(width), heads=heads, size=size)
+def attending(attention: Attention, turns: tuple[Tensor, Tensor] | None = None) -> Program:
+    program, width = Program(), attention.heads * attention.size
+    if turns is not None:
+        program.turns.append(turns)
+    program.attend_all(program.buffer(3 * width), program.buffer(width), attention)
     return program
 
 
-def attended(inputs: Tensor, heads: int) -> Tensor:
+def attended(inputs: Tensor, attention: Attention, turns: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The rows of one text, by plain operations of torch in float64."""
+    heads, far = attention.heads, torch.arange(len(inputs))[None] - torch.arange(len(inputs))[:, None]
     queries, keys, values = inputs.double().view(len(inputs), 3, heads, -1).permute(1, 2, 0, 3)
-    weights = (queries @ keys.transpose(1, 2)).softmax(-1)
-    return (weights @ values).transpose(0, 1).flatten(1)
+    if turns is not None:
+        queries, keys = (turned(one, *turns) for one in (queries, keys))
+    scores = queries @ keys.transpose(1, 2) * attention.scale
+    if attention.distances is not None:
+        most = attention.distances.shape[1] // 2
+        scores += attention.distances.double()[:, far.clamp(-most, most) + most]
+    if attention.window:
+        scores = scores.masked_fill(far.abs() >= attention.window, -torch.inf)
+    return (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
+
+
+def turned(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    half, length = cosines.shape[1], heads.shape[1]
+    first, second, rest = heads.split([half, half, heads.shape[2] - 2 * half], -1)
+    cosine, sine = cosines[:length].double(), sines[:length].double()
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1)
+
+
+def side_by_side(lengths: Sequence[int]) -> Rows:
+    """Texts of some lengths in one step. Every row is wanted."""
+    positions = [position for length in lengths for position in range(length)]
+    return Rows(
+        positions=positions,
+        chunks=[(length, 0, 0, 0) for length in lengths],
+        tables=(),
+        wanted=range(len(positions)),
+    )
 
 
 @settings(max_examples=60)
@@ -55,12 +88,70 @@ def attended(inputs: Tensor, heads: int) -> Tensor:
 def test_rows_attend_to_all_rows(rows: int, heads: int, size: int, scale: float, level: int, spare: int) -> None:
     """Whatever the most rows are, to the same bits on three threads as on one."""
     inputs = torch.randn(rows, 3 * heads * size, generator=torch.Generator().manual_seed(rows)) * scale
-    found = []
+    found, attention = [], Attention.plain(heads, size)
     for threads in (1, 3):
-        with running(attending(heads, size), rows + spare, threads=threads, level=level) as runner:
+        with running(attending(attention), rows + spare, threads=threads, level=level) as runner:
             found.append(runner.step(inputs.clone(), Rows.all_of(rows)))
-    torch.testing.assert_close(found[0].double(), attended(inputs, heads), atol=2e-3 * scale, rtol=1e-4)
+    torch.testing.assert_close(found[0].double(), attended(inputs, attention), atol=2e-3 * scale, rtol=1e-4)
     assert torch.equal(*found)
+
+
+@settings(max_examples=80)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 9, 31, 32, 33, 47, 48, 49, 100]), min_size=1, max_size=6),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([4, 16, 40]),
+    window=st.sampled_from([0, 0, 1, 5, 33, 600]),
+    far=st.sampled_from([None, 0, 3, 40]),
+    half=st.sampled_from([0, 2]),
+    level=st.sampled_from([1, 3, 4]),
+    order=st.randoms(use_true_random=False),
+)
+def test_each_text_has_the_bits_that_it_has_alone(
+    lengths: list[int],
+    heads: int,
+    size: int,
+    window: int,
+    far: int | None,
+    half: int,
+    level: int,
+    order: random.Random,
+) -> None:
+    """Texts stand side by side in a step, in any order and in one or several calls; rows attend to their own text."""
+    draw = torch.Generator().manual_seed(sum(lengths))
+    texts = [torch.randn(length, 3 * heads * size, generator=draw) for length in lengths]
+    distances = None if far is None else torch.randn(heads, 2 * far + 1, generator=draw)
+    angles = torch.rand(100, half, generator=draw) if half else None
+    turns = None if angles is None else (angles.cos(), angles.sin())
+    attention = Attention.plain(heads, size, 0.3, window=window, distances=distances, turned=2 * half)
+    order.shuffle(texts)
+    alone = []
+    with running(attending(attention, turns), 100, level=level) as runner:
+        for text in texts:
+            alone.append(runner.step(text.clone(), Rows.all_of(len(text))))
+            expected = attended(text, attention, turns)
+            torch.testing.assert_close(alone[-1].double(), expected, atol=2e-3, rtol=1e-4)
+        together = runner.step(torch.cat(texts), side_by_side(list(map(len, texts))))  # cut at texts
+    assert torch.equal(together, torch.cat(alone))
+    with running(attending(attention, turns), 600, threads=3, level=level) as runner:
+        assert torch.equal(runner.step(torch.cat(texts), side_by_side(list(map(len, texts)))), together)
+
+
+def test_types_are_added_to_embeddings() -> None:
+    draw = torch.Generator().manual_seed(1)
+    words, places, types = (torch.randn(count, 48, generator=draw) for count in (90, 9, 2))
+    tokens, kinds, rows = [5, 89, 0, 33, 5], [0, 0, 1, 1, 1], side_by_side([3, 2])
+    for dtype in (torch.float32, torch.int8):
+        program, table = Program(), Panels.of(words, dtype=dtype)
+        hidden = program.buffer(48)
+        program.look_up(hidden, table, 1.0, places, types)
+        program.norm(hidden, program.buffer(48), Normed(gain=torch.ones(48), epsilon=0.0, shift=torch.zeros(48)))
+        expected = table.rows(torch.tensor(tokens)) + types[kinds] + places[[0, 1, 2, 0, 1]]
+        with running(program, 9) as runner:
+            found = runner.step(tokens, evolve(rows, types=kinds))
+            with pytest.raises(EngineError, match="token"):
+                runner.step(tokens, evolve(rows, types=[0, 0, 1, 2, 1]))
+        torch.testing.assert_close(found, layer_norm(expected, [48]), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -69,12 +69,14 @@ struct Made {
     std::map<const Matrix*, std::vector<float>> weights;  // [32 * panels][inputs]
     Turns turns;
     int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size, kv_format;
-    bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all others
+    bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all of their sequence
     const uint8_t* cross = nullptr;
     std::vector<float> slots;       // what they hold
     const Matrix* words = nullptr;  // that tokens are looked up in, or none
     float words_scale;
     const float* places = nullptr;  // what is added to them by position, or none
+    const float* typed = nullptr;   // and by type
+    int types = 1;
 
     int buffer(int width) { return widths.push_back(width), (int)widths.size() - 1; }
 
@@ -171,9 +173,14 @@ struct Made {
                 o.distance_count = POSITIONS + 9;
                 o.shift = places = arena.values((size_t)(o.distance_count + extra) * widths[hidden], draw, 1.0f);
             }
+            if (draw.one_in(2)) {
+                o.heads = types = draw.upto(1, 3);
+                o.gain = typed = arena.values((size_t)(types + extra) * (widths[hidden] + extra), draw, 1.0f);
+            }
         }
         const bool gained = draw.one_in(2), capped = draw.one_in(3), behind = draw.one_in(3), paired = draw.one_in(2);
-        const int distances = draw.one_in(3) ? draw.of({1, 30, 600}) : 0;
+        const int distances = draw.one_in(3) ? draw.of({1, 30, 600}) + (joined && draw.one_in(2) ? 30 : 0) : 0;
+        const bool turned = paged || draw.one_in(2);
         for (int layer = 0; layer < LAYERS; layer++) {
             if (joined || paged) linear(hidden, wide, STORE, true);
             Operation turn{};
@@ -182,12 +189,12 @@ struct Made {
             turn.scale = 1.0f / sqrtf((float)size), turn.soft_cap = capped ? 2.0f : 0.0f;
             turn.window = draw.one_in(2) ? draw.of({1, 5, 140, 600}) : 0;
             if (gained) turn.query_gain = gain(size), turn.key_gain = gain(size);
-            turn.paired = paired, turn.distance_count = distances;
-            if (distances) turn.distances = arena.values((size_t)(heads + extra) * distances, draw, 1.0f);
+            turn.paired = paired, turn.distance_count = joined ? distances | 1 : distances;
+            if (distances) turn.distances = arena.values((size_t)(heads + extra) * turn.distance_count, draw, 1.0f);
             Operation attend = turn;
             attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
             if (joined) attend.soft_cap = 0.0f;
-            if (paged) operations.push_back(turn);
+            if (turned && (joined || paged)) operations.push_back(turn);
             if (joined || paged) operations.push_back(attend), linear(attended, hidden, ADD, false);
             if (cross) {
                 linear(hidden, queries, STORE, true);
@@ -241,6 +248,6 @@ struct Wish {
 struct Sequence {
     std::vector<float> inputs;
     int length, slot, embeddings;
-    std::vector<int32_t> tokens;  // whose embeddings the inputs are, or none
+    std::vector<int32_t> tokens, types;  // whose embeddings the inputs are, or none
     std::vector<Wish> wishes;     // of each position
 };

@@ -206,10 +206,16 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             attend(o, &x[h * o.size], first, position + 1, key, value, added, &to[h * o.size]);
         }
         auto nothing = [](int) { return 0; };
+        const int most = o.distance_count / 2, reach = o.window ? o.window : POSITIONS;
         for (int h = 0; o.kind == ATTEND_ALL && h < o.heads; h++) {
             auto key = [&](int p, int d) { return o.scale * rows[p][o.from][behind + h * o.size + d]; };
             auto value = [&](int p, int d) { return rows[p][o.from][2 * behind + h * o.size + d]; };
-            attend(o, &x[h * o.size], 0, one.length, key, value, nothing, &to[h * o.size]);
+            auto added = [&](int p) {
+                const int far = std::max(-most, std::min(most, p - position));
+                return o.distances ? o.distances[h * o.distance_count + far + most] : 0;
+            };
+            const int first = std::max(0, position + 1 - reach), last = std::min(one.length, position + reach);
+            attend(o, &x[h * o.size], first, last, key, value, added, &to[h * o.size]);
         }
         for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
             const size_t each = (size_t)made.embeddings * made.cross_size, all = SLOTS * o.kv_heads * each;

@@ -21,7 +21,7 @@ void check(bool right, const char* promise, uint32_t seed) {
 }
 
 struct Plan {
-    std::vector<int32_t> positions, chunks, tables, wanted, tokens;
+    std::vector<int32_t> positions, chunks, tables, wanted, tokens, types;
     std::vector<Draw> draws;
     std::vector<Edit> edits;
     std::vector<Found> found;
@@ -42,6 +42,7 @@ struct Plan {
     Step step(int part = WHOLE) {
         return {(int)positions.size(), (int)wanted.size(), (int)chunks.size() / 4, (int)tables.size(), part,
                 positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
+                types.empty() ? nullptr : types.data(),
                 draws.empty() ? nullptr : draws.data(), edits.data(), bans.data(), found.data(), allowed.data(),
                 copies.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
                 (int)copies.size() / 2};
@@ -62,7 +63,7 @@ struct Opened {
         if (!made.paged) pages = page_size = 0;
         kept = (size_t)LAYERS * pages * page_size * 2 * made.kv_heads * made.size * made.kv_bytes();
         const int count = (int)operations.size();
-        model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), made.paged, 1, 1, most_rows,
+        model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), 1, 1, 1, most_rows,
                  POSITIONS + 9, made.kv_format, made.paged ? arena.take<uint8_t>(kept) : nullptr, LAYERS, pages,
                  page_size, made.kv_heads * made.size, made.cross, SLOTS, made.cross_heads, made.embeddings,
                  made.cross_size, nullptr};
@@ -79,9 +80,9 @@ struct Opened {
 long steps = 0;
 
 // Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's. Where rows attend to
-// all others, a step is one sequence.
+// all of their sequence, a chunk is a whole one.
 Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level, Random& draw, uint32_t seed) {
-    const int page_size = draw.of({1, 9, 16, 64}), most_rows = made.joined ? POSITIONS : draw.of({1, 7, 40, 100, 300});
+    const int page_size = draw.of({1, 9, 16, 64}), most_rows = made.joined ? POSITIONS + draw.upto(0, 150) : draw.of({1, 7, 40, 100, 300});
     std::vector<std::vector<int>> pages;
     std::vector<int> at(all.size()), free_pages;
     int needed = 0;
@@ -107,7 +108,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
         for (size_t i = 0; i < all.size(); i++) {
             left = left || at[i] < all[i].length;
             const int room = std::min(all[i].length - at[i], most_rows - (int)plan.positions.size());
-            if (room <= 0 || draw.one_in(3) || (made.joined && !plan.positions.empty())) continue;
+            if (room <= 0 || draw.one_in(3) || (made.joined && room < all[i].length)) continue;
             const int rows = made.joined ? room : draw.one_in(3) ? 1 : draw.upto(1, room);
             plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, all[i].embeddings});
             const auto page = pages[i].begin();
@@ -118,6 +119,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
                 places.push_back(&found[i][(size_t)at[i] * vocabulary]);
                 wishes.push_back(&all[i].wishes[at[i]]);
                 if (looked_up) plan.tokens.push_back(all[i].tokens[at[i]]);
+                if (looked_up && made.typed) plan.types.push_back(all[i].types[at[i]]);
                 plan.positions.push_back(at[i]);
                 plan.wanted.push_back((int)plan.wanted.size());
             }
@@ -174,12 +176,18 @@ void same_bits(uint32_t seed) {
     std::vector<Sequence> all;
     for (int i = draw.upto(1, 4); i--;) {
         const int length = draw.of({1, 2, 9, 33, 130, i ? 20 : POSITIONS});
-        Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings), {}, {}};
+        Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings), {}, {}, {}};
         for (int j = 0; j < length; j++) {
             one.tokens.push_back(made.words ? draw.upto(0, made.words->outputs - 1) : 0);
             const float* word = made.words ? &made.weights.at(made.words)[one.tokens[j] * made.widths[0]] : nullptr;
-            for (int k = 0; k < made.widths[0]; k++)
-                one.inputs.push_back(word ? word[k] * made.words_scale + (made.places ? made.places[j * made.widths[0] + k] : 0.0f) : draw.value());
+            one.types.push_back(draw.upto(0, made.types - 1));
+            const float* type = made.typed ? made.typed + one.types[j] * made.widths[0] : nullptr;
+            for (int k = 0; k < made.widths[0]; k++) {
+                float value = word ? word[k] * made.words_scale : draw.value();
+                if (type) value += type[k];
+                if (made.places) value += made.places[j * made.widths[0] + k];
+                one.inputs.push_back(value);
+            }
             one.wishes.emplace_back(draw, made.widths.back());
             one.wishes.back().draw.token = UNKNOWN;
         }
@@ -229,6 +237,7 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step) {
     const int words = made.words ? made.words->outputs : 1;
     for (int i = 0; i < m.most_rows; i++) {
         plan.tokens.push_back(draw.upto(0, words - 1));
+        plan.types.push_back(draw.upto(0, made.types - 1));
         Wish wish(draw, made.widths.back());
         wish.draw.temperature = draw.of(ODD), wish.draw.top_p = draw.of(ODD), wish.draw.min_p = draw.of(ODD);
         wish.draw.point = draw.of(ODD), wish.draw.top_k = draw.of({0, -1, draw.upto(-9, 999)});
@@ -261,11 +270,12 @@ int broken_plans(uint32_t seed, int count) {
         Plan plan = longest(draw, made, m, step);
         for (int j = 0; j < m.most_rows * made.widths[0]; j++) opened.buffers[0].data[j] = draw.value();
         const Step whole = step;
-        std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables, &plan.wanted, &plan.tokens};
+        std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables,
+                                          &plan.wanted,    &plan.tokens, &plan.types};
         int32_t* counts[] = {&step.rows, &step.wanted_count, &step.chunk_count, &step.table_size, &step.part};
-        const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count, whole.rows};
+        const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count, whole.rows, whole.rows};
         for (int changes = draw.upto(0, 3); changes--;) {
-            const int which = draw.upto(0, 4);
+            const int which = draw.upto(0, 5);
             const bool counted = draw.one_in(3) || !used[which];
             int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
             number = other(draw, number);
