@@ -375,7 +375,8 @@ void quantize(const float* x, int width, uint8_t* to) {
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
         VI sums = {};
         for (int i = begin; i < end; i += VL) {
-            const V rounded = (load_upto(x + i, end - i) * inverse + 12582912.0f) - 12582912.0f;  // to the nearest
+            const V scaled = load_upto(x + i, end - i) * inverse, finite = scaled == scaled ? scaled : (V){};
+            const V rounded = (finite + 12582912.0f) - 12582912.0f;  // to the nearest
             const VI whole = __builtin_convertvector(rounded, VI);
             *(B*)(values + i) = __builtin_convertvector(whole, B);
             sums += whole;

@@ -53,7 +53,7 @@ void lay_out(Engine& e, Room& room) {
         if (o.kind == ATTEND_ALL) {
             keys = std::max(keys, (size_t)o.heads * whole * o.size * PANEL);
             values = std::max(values, (size_t)o.heads * panels_of(o.size) * m.most_rows * PANEL);
-            scores = BATCH * (size_t)panels_of(std::min(m.most_rows, m.positions)) * PANEL;
+            scores = BATCH * whole * PANEL;
         }
         if (o.kind != ATTEND && o.kind != CROSS) continue;
         const size_t length = 2 + o.size, group = o.heads / o.kv_heads;
@@ -195,7 +195,7 @@ Fault admit(Engine& e, const Step& plan) {
         const int last = plan.positions[row + count - 1];
         if (m.pages && (table < 0 || table > plan.table_size || last / m.page_size >= plan.table_size - table)) return BAD_TABLE;
         for (int i = 1; i < count; i++)
-            if (plan.positions[row + i] != plan.positions[row] + i) return BAD_POSITION;
+            if (m.pages && plan.positions[row + i] != plan.positions[row] + i) return BAD_POSITION;
         if (m.cross && (slot < 0 || slot >= m.slots || length < 1 || length > m.embeddings)) return BAD_SLOT;
         for (int i = 0; i < count; i += BLOCK)
             e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table, 0};

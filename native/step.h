@@ -106,7 +106,7 @@ struct Draw {
 struct Step {
     int32_t rows, wanted_count, chunk_count, table_size;
     int32_t part;               // a `Part`; HEAD: of the `wanted_count` rows that are in its buffer, and nothing else counts
-    const int32_t* positions;   // [rows]
+    const int32_t* positions;   // [rows], one after the other in a chunk if the model has pages
     const int32_t* chunks;      // [chunk_count][4]: rows of one sequence, position after position; where its pages begin;
                                 // its slot, and how many embeddings are in it
     const int32_t* tables;      // [table_size] pages

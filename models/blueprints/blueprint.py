@@ -28,10 +28,12 @@ from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
 from ..memory.slots import CrossKV
 from ..native.crossed_decoder import CrossedDecoder
 from ..native.decoders import CausalDecoder
+from ..native.encoders import TextEncoder
 from ..native.library import MOST_THREADS, Library
 from ..native.program import Program
 from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
+from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Network
 from ..networks.whisper_network import WhisperAligner
@@ -272,13 +274,21 @@ class Blueprint:
         )
 
     def open_runner(
-        self, program: Program, paged: PagedKV | None = None, cross: CrossKV | None = None, *, rows: int = NATIVE_ROWS
+        self,
+        program: Program,
+        paged: PagedKV | None = None,
+        cross: CrossKV | None = None,
+        *,
+        rows: int = NATIVE_ROWS,
+        positions: int = 0,
     ) -> Runner:
-        """Opens the native library for ``program``, over pages and slots."""
+        """Opens the native library for ``program``, over pages and slots. ``positions`` is the largest number of
+        positions of a sequence; 0: as many as the pages allow, or ``rows``."""
         library = Library.load()
         assert library is not None, "a model was packed without the library"
         pages, slots = (None if kv is None else kv.tensors()[0] for kv in (paged, cross))
-        positions = rows if paged is None else max(LONGEST, self.positions)  # a comparison needs LONGEST
+        if not positions:
+            positions = rows if paged is None else max(LONGEST, self.positions)  # a comparison needs LONGEST
         threads = torch.get_num_threads()
         return Runner.open(library, program, pages, slots, rows=rows, positions=positions, threads=threads)
 
@@ -319,8 +329,8 @@ class ModuleBlueprint(Blueprint):
         """Reads the module, on the CPU."""
         raise NotImplementedError
 
-    def find_decoder(self, module: nn.Module) -> CausalDecoder | CrossedDecoder:
-        """Returns the decoder in ``module`` as the native library needs it."""
+    def find_decoder(self, module: nn.Module) -> CausalDecoder | CrossedDecoder | TextEncoder:
+        """Returns the decoder in ``module``, or the encoder of texts, as the native library needs it."""
         raise NotImplementedError
 
     def items_after(self, start_id: int) -> ItemSettings:
@@ -351,7 +361,7 @@ class ModuleBlueprint(Blueprint):
         raise NotImplementedError
 
     def hasten(self, network: Network, own: Own) -> Network:
-        if not isinstance(network, CausalNetwork | EncoderDecoderNetwork):
+        if not isinstance(network, CausalNetwork | EncoderDecoderNetwork | EncoderNetwork):
             return network
         decoder = self.native_decoder(network.model.module)
         self.log_way(decoder if isinstance(decoder, str) else None)

@@ -1,6 +1,6 @@
 """The comparison with transformers before an engine opens: a few tokens run through the module by transformers and by
-the engine. A decoder runs with our attention, in chunks and with two prompts side by side; an encoder runs with prompts
-that are padded to one length. A model is refused if the numbers differ, or if it cannot be run.
+the engine. A decoder runs with our attention, in chunks and with two prompts side by side; an encoder runs with two
+prompts in one step. A model is refused if the numbers differ, or if it cannot be run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from ..networks.network import Feed, Record
 _LENGTHS = (11, 5)  # lengths of a decoder's two prompts; the first is read in two chunks
 LONGEST = max(_LENGTHS)
 _EMBEDDINGS = (9, 7)  # of the encoder outputs that they read: similar enough to share a call
-_SIMILAR = (17, 13)  # lengths of an encoder's prompts: they share a batch, and the second is padded
+_SIMILAR = (17, 13)  # lengths of an encoder's prompts: torch pads the second one
+LONGEST_TEXT = max(_SIMILAR)
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # relative to the largest number
 _TOLERANCE_OF_INT8 = 0.1  # a quantized input between two values may be rounded to either
 
@@ -87,8 +88,9 @@ def compare_decoder(
 
 
 def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
-    """Compares the results of two prompts in one batch with those of each prompt alone. The padding of the shorter
-    prompt is masked, but some architectures mix it in all the same (by convolutions, Fourier transforms or pooling).
+    """Compares the results of two prompts in one step with those of each prompt alone, as transformers computes them.
+    Where torch computes, the padding of the shorter prompt is masked, but some architectures mix it in all the same (by
+    convolutions, Fourier transforms or pooling).
 
     Raises:
         UnsupportedModel: the model cannot be run, or the numbers differ.
@@ -99,9 +101,14 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
         _check_numbers(network.model.module, expected, checkpoint)
         records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
         found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], EncoderOutputs())
-    _compare(
-        expected, list(map(torch.tensor, found)), checkpoint, dtype, "for a prompt that is read beside a longer one"
+    native = network.native
+    how = (
+        "for a prompt that is read beside a longer one"
+        if native is None
+        else "by the native library than by transformers"
     )
+    int8 = native is not None and native.in_int8
+    _compare(expected, list(map(torch.tensor, found)), checkpoint, dtype, how, int8=int8)
 
 
 def _over(network: ComparedNetwork, dtype: torch.dtype) -> ComparedNetwork:

@@ -6,10 +6,11 @@ computed in, although it may be packed or shared when it is loaded. Keys and val
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from attrs import frozen
@@ -22,6 +23,7 @@ from ..checkpoints.whisper_checkpoint import WhisperShape
 from ..memory.budget import Available
 from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
+from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
 from .blueprint import NATIVE_ROWS
 from .read import AnyBlueprint, read_blueprint
@@ -53,6 +55,7 @@ _SCALED = (
     "self_attn.v_proj.weight",
     "encoder_attn.q_proj.weight",
 )
+_OF_TEXTS = re.compile(r"(^|\.)layers?\.[0-9]+\.|(word|tok)_embeddings\.weight$")  # what is packed of encoders of texts
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
 
@@ -137,6 +140,8 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         return 0
     shape, found = blueprint.checkpoint.shape, 0
     threads = blueprint.config.threads or torch.get_num_threads()
+    if _reads_texts(blueprint):
+        return _text_bytes(blueprint, stored, threads)
     if isinstance(shape, WhisperShape):  # the encoder: the rows of a window, with keys, values and scores
         between, largest = _widths(stored, "encoder.layers.0.")
         rows, own = shape.embeddings, max(64 * largest, BATCH * (shape.embeddings + PANEL))
@@ -152,6 +157,22 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     return found + positions * (turns + largest // 8) + _ROOM
 
 
+def _reads_texts(blueprint: AnyBlueprint) -> TypeGuard[TextBlueprint]:
+    """True for encoders of texts, whose rows attend to both sides."""
+    return isinstance(blueprint, TextBlueprint) and not blueprint.checkpoint.causal
+
+
+def _text_bytes(blueprint: TextBlueprint, stored: Mapping[str, StoredShape], threads: int) -> int:
+    """`native_bytes` of an encoder of texts: the rows of a call with keys, values and scores, and tables of
+    positions."""
+    shape, rows, positions = blueprint.checkpoint.shape, blueprint.text_rows, blueprint.text_positions
+    between, largest = _widths(stored, "layer.0.", "layers.0.")
+    attended = shape.kv_heads * (shape.head_dim + -(-shape.head_dim // PANEL) * PANEL)
+    own = max(64 * largest, BATCH * (positions + PANEL))
+    tables = positions * (shape.hidden + 2 * shape.head_dim)
+    return 4 * (rows * (between + largest + attended) + threads * own + tables) + _ROOM
+
+
 def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
     """Returns the sum of the outputs of a layer's matrices, and the most outputs or inputs of a single matrix."""
     own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and any(part in name for part in layers)]
@@ -162,7 +183,8 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
     """True if the native library computes the model, as far as it is known before the weights are read."""
     config: Any = getattr(blueprint.checkpoint, "config", None)
     if isinstance(blueprint, TextBlueprint):
-        known = config.get_text_config().model_type in MODEL_TYPES
+        types = MODEL_TYPES if blueprint.checkpoint.causal else ENCODER_TYPES
+        known = config.get_text_config().model_type in types
     else:
         known = isinstance(blueprint, WhisperBlueprint) or config.model_type in CROSSED_TYPES
     return known and blueprint.not_native() is None
@@ -189,6 +211,8 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if the tensor is a matrix with which the native library multiplies."""
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
         return False
+    if _reads_texts(blueprint):
+        return _OF_TEXTS.search(name) is not None
     if isinstance(blueprint, TextBlueprint):
         return not any(part in name for part in _ENCODERS)
     if isinstance(blueprint, WhisperBlueprint):
@@ -217,6 +241,8 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
         return False
     if not isinstance(blueprint, TextBlueprint):
         return "embed_positions" not in name
+    if _reads_texts(blueprint) and may_be_native(blueprint):
+        return _is_packed(blueprint, name, stored)
     kind = str(blueprint.checkpoint.config.model_type)
     if "embed" in name and (kind == "gemma" or (_SCALES in kind and not may_be_native(blueprint))):
         return False

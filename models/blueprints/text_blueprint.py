@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve, frozen
 from torch import nn
 
-from ...core.errors import UnsupportedModel
+from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text_checkpoint import TextCheckpoint
@@ -20,13 +20,14 @@ from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..native.decoders import CausalDecoder
+from ..native.encoders import TextEncoder
 from ..native.runner import Runner
 from ..networks.causal import CausalDecode, CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from .blueprint import ModuleBlueprint, Own, Parts
-from .comparison import LONGEST, compare_encoder
+from .blueprint import NATIVE_ROWS, ModuleBlueprint, Own, Parts
+from .comparison import LONGEST, LONGEST_TEXT, compare_encoder
 
 
 @frozen(kw_only=True, eq=False)
@@ -62,21 +63,30 @@ class TextBlueprint(ModuleBlueprint):
             )
         return module
 
-    def pack(self, module: nn.Module, decoder: CausalDecoder | None) -> None:
+    def pack(self, module: nn.Module, decoder: CausalDecoder | TextEncoder | None) -> None:
         int8 = self.config.quantization is not None
         if decoder is not None:
             decoder.pack(int8=int8)
         elif int8:
             quantize_modules(module, self._language(module))
 
+    def check_kv_dtype(self, why_not: str | None) -> None:
+        if self.keeps_kv or self.kv_dtype == self.dtype:
+            super().check_kv_dtype(why_not)
+            return
+        raise InvalidRequest(
+            f"kv_dtype={self.config.kv_dtype!r}, but {self.checkpoint.architecture} is an encoder, which keeps no keys "
+            f"and values; allowed: kv_dtype={self.dtype_name!r} or 'auto'"
+        )
+
     def not_native(self) -> str | None:
-        if not self.keeps_kv:
-            return "it is an encoder"
         if find_recorder(self.config.graphs, self.device) is not None:
             return f"graphs={self.config.graphs!r}"
         return super().not_native()
 
-    def find_decoder(self, module: nn.Module) -> CausalDecoder:
+    def find_decoder(self, module: nn.Module) -> CausalDecoder | TextEncoder:
+        if not self.checkpoint.causal:
+            return TextEncoder(module)
         return CausalDecoder(module, self._language(module), self.checkpoint.shape.windows)
 
     def _language(self, module: nn.Module) -> nn.Module:
@@ -132,7 +142,22 @@ class TextBlueprint(ModuleBlueprint):
         )
         return evolve(network, graphs=own("graphs", graphs))
 
-    def open_native(self, decoder: CausalDecoder, network: CausalNetwork) -> Runner:
+    @property
+    def text_rows(self) -> int:
+        """The most rows of a call of the native library for an encoder: at least those of the longest text."""
+        return max(NATIVE_ROWS, self.text_positions)
+
+    @property
+    def text_positions(self) -> int:
+        """The most positions of a text that an encoder reads."""
+        most = max(LONGEST_TEXT, self.positions)  # for comparisons
+        return min(most, self.decoder.positions, max(LONGEST_TEXT, self.config.max_step_tokens))
+
+    def open_native(self, decoder: CausalDecoder | TextEncoder, network: CausalNetwork | EncoderNetwork) -> Runner:
+        if isinstance(network, EncoderNetwork):
+            program, counted = decoder.program(self.text_positions), self.text_positions
+            most = counted if program.uncounted is None else counted + 1
+            return self.open_runner(program, rows=self.text_rows, positions=most)
         return self.open_runner(decoder.program(max(LONGEST, self.positions)), network.paged)  # for comparisons
 
     def prove(self, network: Network) -> None:

@@ -75,6 +75,7 @@ class Program:
     turns: list[tuple[Tensor, Tensor]] = field(factory=list, init=False)  # cosines and sines [positions, half]
     chooses: bool = field(default=False, init=False)  # the library may choose tokens from the logits
     crossing: tuple[int, ...] = field(default=(), init=False)  # the buffers with the queries of cross-attention
+    uncounted: int | None = field(default=None, init=False)  # the token whose position is 0; others count from 1
     has_head: bool = field(default=False, init=False)  # without a head the last buffer has the last hidden states
     _operations: list[OperationData] = field(factory=list, init=False, repr=False)
     _tensors: list[Tensor] = field(factory=list, init=False, repr=False)

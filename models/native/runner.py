@@ -270,6 +270,12 @@ class Runner:
             raise EngineError(f"the native library refuses a step of {len(positions)} rows: {fault.name.lower()}")
 
     @property
+    def uncounted(self) -> int | None:
+        """The token whose position is 0, while positions of other tokens count from 1; ``None``: every token counts,
+        from 0."""
+        return self._program.uncounted
+
+    @property
     def in_int8(self) -> bool:
         """True if the library quantizes the inputs of linear layers."""
         return self._program.in_int8

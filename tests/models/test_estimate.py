@@ -32,6 +32,8 @@ CASES = [
     ("gemma2", {"quantization": "int8"}),
     ("gemma2", {}),
     ("bert", {}),
+    ("bert", {"quantization": "int8"}),
+    ("bert_classifier", {}),
     ("qwen2_vl", {"quantization": "int8"}),
     ("qwen2_audio", {}),
     *((name, {}) for name in (*SPEECH, *TOWERS)),

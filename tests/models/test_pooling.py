@@ -66,7 +66,7 @@ def test_vectors_of_a_decoder_equal_transformers(open_driver, tmp_path, family):
     assert generated.tokens == alone
 
 
-def test_similar_lengths_share_a_batch_and_others_do_not(open_driver, tmp_path, monkeypatch):
+def test_similar_lengths_share_a_batch_of_torch_and_others_do_not(open_driver, tmp_path, monkeypatch, without_native):
     """At most a quarter of a batch fills it up."""
     driver = open_driver(make_checkpoint("bert", tmp_path))
     shapes = []

@@ -89,7 +89,7 @@ def test_whisper_in_int8_is_transformers_with_the_rounded_weights(
         assert outcome.logprobs == pytest.approx(told, abs=1e-3)
 
 
-def test_an_encoder_in_int8_says_nearly_the_same(open_driver, folder, monkeypatch):
+def test_an_encoder_in_int8_says_nearly_the_same(open_driver, folder, monkeypatch, without_native):
     pooling, vectors = Pooling(kind="mean", normalize=True), {}
     for quantization in (None, "int8"):
         driver = open_driver(folder("bert"), quantization=quantization)
