@@ -56,6 +56,8 @@ async def run_together(operations: Sequence[Operation[T]], begun: trio.Event | N
         begun: an event that the first operation sets. The others wait for it, so that they find the prompt of the first
             one in the caches.
     """
+    if len(operations) == 1:  # a nursery would cost time
+        return [await operations[0]()]
     together = _Together(operations, begun)
     error: BaseException | None = None
     try:

@@ -154,8 +154,9 @@ class Runner:
         found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1], dtype=_FLOATS)
         own = self._buffers[len(program.widths) - 2].data
         for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size, whole=program.attends_to_all):
-            whole = len(wanted) == len(found)
-            part = found if whole else found.new_empty(len(wanted), found.shape[1])
+            first = wanted[0] if wanted else 0
+            together = not wanted or wanted[-1] - first == len(wanted) - 1
+            part = found[first : first + len(wanted)] if together else found.new_empty(len(wanted), found.shape[1])
             self._buffers[0].data = _floats(inputs[start:stop], (stop - start) * program.widths[0])
             self._buffers[len(program.widths) - (2 if headless else 1)].data = _floats(part)
             try:
@@ -165,7 +166,7 @@ class Runner:
                 self._buffers[len(program.widths) - 2].data = own
             for index, target in (kept or {}).items():
                 target[start:stop] = self._tensors[index - 1][: stop - start]
-            if not whole:
+            if not together:
                 found[wanted] = part
         return found
 
