@@ -39,6 +39,15 @@ _AUDIO = ("known_speaker_references", "known_speaker_references[]")
 _MOST_FIELDS_TOGETHER = 32 * 2**20  # bytes, which stay in memory
 _MOST_NEAR = 3  # names that an error shows
 _NEAR = 0.75  # likeness from which a name counts as mistyped
+_INSTEAD = {  # members of older and of other APIs, and what has their place here
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "enable_thinking": "chat_template_kwargs",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text",
+}
 _CHARSETS = frozenset({"utf-8", "utf8"})
 _MOST_OBJECT = 4_096  # characters of a field that may be JSON: parsed in the event loop
 _PART = re.compile(r"\[(\w*)\]")
@@ -118,11 +127,13 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
             told = name[:_MOST_COMPARED]
             near = difflib.get_close_matches(told, kind.model_fields, _MOST_NEAR, 0.0)
             alike = difflib.get_close_matches(told, near, 1, _NEAR)
-            hint = f"similar ones are {', '.join(near)}; GET /openapi.json has all"
-            if alike:
+            instead = "structured_outputs" if name.startswith("guided_") else _INSTEAD.get(name)
+            if instead in kind.model_fields:
+                hint = f"give {instead}"
+            elif alike:
                 hint = f"did you mean {alike[0]}?"
-            if name.startswith("guided_"):
-                hint = "give structured_outputs, which vLLM has in its place"
+            else:
+                hint = f"leave it out; similar ones are {', '.join(near)}; GET /openapi.json has all"
             return BadBody(f"{name} is not a member of this request; {hint}", name)
     return BadBody.of(error, body)
 

@@ -162,7 +162,7 @@ def test_a_fault_is_reported_in_plain_words_by_its_place(kind: Any, body: Any, p
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("temprature", "did you mean temperature?"), ("search", "similar ones are ")]
+    ("name", "hint"), [("temprature", "did you mean temperature?"), ("search", "leave it out; similar ones are ")]
 )
 def test_a_member_that_does_not_exist_is_reported_first(name: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison takes time that grows with the length of the name."""

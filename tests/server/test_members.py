@@ -275,11 +275,11 @@ def test_what_a_template_does_not_read_may_be_off(service: Served) -> None:
 def test_an_unknown_member_is_told_with_the_most_similar_ones(service: Served) -> None:
     told = refusal(service, min_pixels=1)
     assert told == (
-        "min_pixels is not a member of this request; similar ones are min_p, min_tokens, repetition_penalty; "
-        "GET /openapi.json has all"
+        "min_pixels is not a member of this request; leave it out; similar ones are min_p, min_tokens, "
+        "repetition_penalty; GET /openapi.json has all"
     )
     told = refusal(service, guided_regex="a")
-    assert told == "guided_regex is not a member of this request; give structured_outputs, which vLLM has in its place"
+    assert told == "guided_regex is not a member of this request; give structured_outputs"
 
 
 def test_a_structure_and_its_plain_form_are_the_same(service: Served) -> None:
@@ -290,3 +290,26 @@ def test_a_structure_and_its_plain_form_are_the_same(service: Served) -> None:
     assert (
         ask(service, structured_outputs={"choice": ["on", "off"]})["choices"][0]["message"]["content"] == expected.text
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "instead"),
+    [
+        (CHAT, "functions", "tools"),
+        (CHAT, "function_call", "tool_choice"),
+        (CHAT, "enable_thinking", "chat_template_kwargs"),
+        ("/v1/responses", "max_tokens", "max_output_tokens"),
+        ("/v1/responses", "response_format", "text"),
+    ],
+)
+def test_a_member_of_an_older_or_another_api_is_refused_with_what_to_give_instead(service, path, sent, instead):
+    """`max_tokens` of a response was answered with "did you mean min_tokens?", `functions` with "prediction"."""
+    given = {"messages": QUESTION} if path == CHAT else {"input": "hi"}
+    status, told = service.post(path, {"model": "qwen3", **given, sent: 1})
+    assert (status, told["error"]["message"]) == (400, f"{sent} is not a member of this request; give {instead}")
+
+
+def test_a_schema_with_a_keyword_that_cannot_be_followed_is_refused_with_what_to_do(service):
+    form = {"name": "some", "schema": {"type": "array", "uniqueItems": True}}
+    told = refusal(service, response_format={"type": "json_schema", "json_schema": form})
+    assert told.endswith('it has keywords that cannot be forced: "uniqueItems"; leave them out')
