@@ -56,7 +56,7 @@ def structure_of(body: SamplingBody, format_: chat.ResponseFormat | None = None)
     if len(wanted) > 1:
         raise BadBody(f"several forms are given for the answer: {', '.join(wanted)}; give one", next(iter(wanted)))
     for name, value in wanted.items():
-        match name.removeprefix("structured_outputs."):
+        match name.removeprefix("guided_").removeprefix("structured_outputs."):
             case "json" | "response_format":
                 check_object(name, value, MOST_SCHEMA, MOST_CHARACTERS)
                 if isinstance(value, str):

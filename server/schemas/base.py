@@ -175,6 +175,7 @@ class SamplingBody(Ignored):
     skip_special_tokens: bool | None = Field(default=None, description="Default: true, but for marks of calls.")
     include_stop_str_in_output: bool | None = Field(default=None, description="The text ends with its stop string.")
     structured_outputs: StructuredOutputs | None = None
+    guided_json: Text | dict[str, Any] | None = Field(default=None, description="As json in structured_outputs.")
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: int | None = Field(default=None, ge=-100, le=100, description="Smaller numbers run first.")
 
@@ -182,7 +183,8 @@ class SamplingBody(Ignored):
     def structures(self) -> dict[str, Any]:
         """The forms of the text that the client wants, by the members that say so."""
         given = {} if self.structured_outputs is None else self.structured_outputs.model_dump(by_alias=True)
-        return {f"structured_outputs.{name}": value for name, value in given.items() if value not in (None, False)}
+        wanted = {"guided_json": self.guided_json, **{f"structured_outputs.{name}": one for name, one in given.items()}}
+        return {name: value for name, value in wanted.items() if value not in (None, False)}
 
     @model_validator(mode="after")
     def _streams(self) -> Self:

@@ -56,6 +56,7 @@ def tokens(service: Served, **members: Any) -> list[int]:
     [
         ({"structured_outputs": {"json": SCHEMA}}, ('"red"', '"green"')),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, ('"red"', '"green"')),
+        ({"guided_json": SCHEMA}, ('"red"', '"green"')),
         ({"structured_outputs": {"choice": ["on", "off"]}}, ("on", "off")),
         ({"structured_outputs": {"regex": "a|b"}}, ("a", "b")),
         ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, ("a", "b")),
