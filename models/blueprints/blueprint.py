@@ -323,6 +323,8 @@ class ModuleBlueprint(Blueprint):
         self.pack(loaded.module, decoder if why_not is None else None)
         model = self.place(loaded, copied=is_mapped(self.checkpoint.folder))
         loaded.release()
+        if why_not is None:
+            model.gather()
         return model
 
     def read(self) -> nn.Module:

@@ -29,15 +29,19 @@ class WhisperBlueprint(Blueprint):
         return WeightFiles.open(self.checkpoint.folder)
 
     def load(self, files: WeightFiles) -> TransformerModel:
+        native = self.not_native() is None
         module = load_whisper(
             files,
             self.checkpoint,
             device=self.device,
             dtype=self.dtype,
             int8=self.config.quantization is not None,
-            native=self.not_native() is None,
+            native=native,
         )
-        return TransformerModel(module)
+        model = TransformerModel(module)
+        if native:
+            model.gather()
+        return model
 
     def not_native(self) -> str | None:
         return super().not_native() or unknown(self.checkpoint.shape, self.checkpoint.activation)

@@ -1,11 +1,16 @@
-"""Return of freed memory to the operating system. The C library would keep the memory for later use."""
+"""Memory of the operating system: the return of freed memory, which the C library would keep for later use, and large
+pages."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import platform
 from collections.abc import Callable
 from functools import cache
+
+import torch
+from torch import Tensor
 
 
 def trim() -> None:
@@ -23,3 +28,26 @@ def _malloc_trim() -> Callable[[int], int] | None:
         return None
     found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     return found
+
+
+def large_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Returns a new tensor. On the CPU of Linux it asks for large pages (admin-guide/mm/transhuge of the kernel): the
+    processor then finds addresses faster. On virtual machines, memory that is read once a step is read up to twice as
+    fast. What the system does not give in large pages it gives in small ones."""
+    made = torch.empty(shape, dtype=dtype, device=device)
+    advise = _madvise()
+    if made.device.type == "cpu" and advise is not None:
+        start, end = -(-made.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE, made.data_ptr() + made.nbytes
+        if start < end:
+            advise(start, end - start, mmap.MADV_HUGEPAGE)  # only an advice: a kernel without large pages refuses it
+    return made
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Looks the function up once, as `_malloc_trim` does. ``None``: the system has no large pages to ask for."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found  # type: ignore[no-any-return]  (a function of C)

@@ -12,6 +12,10 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from .allocator import large_empty, trim
+
+_CHUNK = 64 << 20  # bytes of weights that `gather` moves before it returns what they left
+_LEAST = 4_096  # bytes of a tensor that `gather` moves
 _SAMPLE = 256  # values of each tensor that go into a fingerprint
 
 
@@ -42,6 +46,24 @@ class TransformerModel:
                             moved[id(value)] = _moved(value, device, copied=copied)
                         held[key] = moved[id(value)]
         return TransformerModel(module)
+
+    def gather(self) -> None:
+        """Moves the matrices that are on the CPU into memory of large pages, about `_CHUNK` bytes at a time: most are
+        smaller than a large page. Tensors that modules share stay shared; those below `_LEAST` bytes are not moved."""
+        places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        for each in self.module.modules():
+            for held in (each._parameters, each._buffers, vars(each)):
+                for name, value in held.items():
+                    if isinstance(value, Tensor) and value.device.type == "cpu" and value.nbytes >= _LEAST:
+                        places.setdefault(id(value), []).append((held, name))
+        waiting, size = list[list[tuple[dict[str, Any], str]]](), 0
+        for number, place in enumerate(places.values(), 1):
+            waiting.append(place)
+            size += _rounded(place[0][0][place[0][1]].nbytes)
+            if size >= _CHUNK or number == len(places):
+                _move(waiting, large_empty((size,), torch.uint8))
+                waiting, size = [], 0
+                trim()  # returns what the moved tensors left
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Returns the weights and buffers."""
@@ -81,6 +103,25 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
             for value in held.values():
                 if isinstance(value, Tensor):
                     yield value
+
+
+def _move(places: list[list[tuple[dict[str, Any], str]]], room: Tensor) -> None:
+    """Moves tensors into ``room``, one after the other. Each has at least one place: what holds it, and its name
+    there."""
+    used = 0
+    for place in places:
+        old = place[0][0][place[0][1]]
+        new = room[used : used + old.nbytes].view(old.dtype).view(old.shape).copy_(old.detach())
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=False)
+        for held, name in place:
+            held[name] = new
+        used += _rounded(old.nbytes)
+
+
+def _rounded(size: int) -> int:
+    """Returns ``size`` rounded up to whole cache lines of 64 bytes."""
+    return -(-size // 64) * 64
 
 
 def _moved(tensor: Tensor, device: torch.device, *, copied: bool) -> Tensor:

@@ -22,6 +22,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .allocator import large_empty
 from .rows import Rows
 
 _FILLED = 0.25  # the largest part of a run that may lie past the ends of shorter slots
@@ -51,7 +52,7 @@ class CrossKV:
         device: torch.device,
     ) -> CrossKV:
         """Allocates the memory. On the CPU the system commits memory only when it is written."""
-        pool = torch.empty(layers, 2, slots, heads, embeddings, head_dim, dtype=dtype, device=device)
+        pool = large_empty((layers, 2, slots, heads, embeddings, head_dim), dtype, device)
         return cls(slots, embeddings, pool, [0] * slots, [0] * slots)
 
     def another(self, slots: int, dtype: torch.dtype | None = None) -> CrossKV:
