@@ -1004,6 +1004,43 @@ inline int high_of(const Operation& o, const Block& b) {
     return o.window ? least(end, b.row + b.rows - 1 + o.window) : end;
 }
 
+inline int place_at(const Operation& o, int away) {
+    const int far = o.distance_count / 2;
+    return o.places[most(-far, least(far, away)) + far];
+}
+
+// How far the nearest key before the others is whose place is `place` or behind it
+int nearest_at(const Operation& o, int place) {
+    int from = 0, to = o.distance_count;
+    while (from < to) {
+        const int middle = from + (to - from) / 2;
+        if (o.places[middle] < place) from = middle + 1;
+        else to = middle;
+    }
+    if (from == 0) return -(1 << 30);  // all that are farther have that place, too
+    return from == o.distance_count ? 1 << 30 : from - o.distance_count / 2;
+}
+
+// Adds to a batch's scores what places give: products of its queries with keys of places, and of keys with queries of
+// places. The scores are of `count` keys from row `low` on.
+void add_places(const Engine& e, const Operation& o, const Block& b, int head, int low, int count, float* scores, int width) {
+    const Buffer& from = e.model.buffers[o.from];
+    const int away = low - b.row;  // from the first row to the first key
+    for (int of_keys = 0; of_keys < 2; of_keys++) {
+        const Matrix* m = of_keys ? o.place_queries : o.place_keys;
+        if (!m) continue;
+        const float* x = from.data + (int64_t)(of_keys ? low : b.row) * from.width + (of_keys ? o.heads + head : head) * o.size;
+        const int before = head * (m->panels / o.heads), rows = of_keys ? count : b.rows, others = of_keys ? b.rows : count;
+        const int least_panel = place_at(o, away - b.rows + 1) / PANEL, most_panel = place_at(o, away + count - 1) / PANEL;
+        multiply<Float32>(*m, before + least_panel, most_panel - least_panel + 1, 0, x, from.width, rows, [&](int p, int row, float* found, float*) {
+            const int place = (p - before) * PANEL, first = of_keys ? away + row - others + 1 : away - row;
+            const int end = least(first + others, nearest_at(o, place + PANEL));
+            for (int far = most(first, nearest_at(o, place)); far < end; far++)
+                scores[of_keys ? (away + row - far) * width + row : row * width + far - first] += found[place_at(o, far) - place] * o.scale;
+        });
+    }
+}
+
 // A head and a batch of a chunk's rows: their scores of the rows they see, e^(score - largest) of these, and the values
 // by them. Keys of the whole step lie in panels; scores lie by their place in the chunk, so that other chunks change no
 // sum.
@@ -1024,6 +1061,7 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
         else
             for (int i = most(0, -start); i < least(PANEL, count - start); i++) own[start + i] = found[i] * o.scale;
     });
+    if (o.places) add_places(e, o, b, head, low, count, scores, width);
     for (int r = 0; r < b.rows; r++) {
         float* own = scores + r * width;
         const int behind = low - b.row - r;  // from the row to the first key

@@ -11,6 +11,16 @@ static inline bool is_sound(const Matrix* m) {
            m->panels > 0 && within(m->outputs, 1, (int64_t)PANEL * m->panels);
 }
 
+// Keys or queries of places, which have as many panels for each head
+static inline bool is_sound(const Matrix* of_places, const Operation& o) {
+    if (!of_places) return true;
+    if (!is_sound(of_places) || of_places->format != FLOAT32 || of_places->inputs != o.size || of_places->panels % o.heads) return false;
+    const int64_t most = (int64_t)of_places->panels / o.heads * PANEL - 1;
+    for (int i = 0; i < o.distance_count; i++)
+        if (!within(o.places[i], i ? o.places[i - 1] : 0, most)) return false;
+    return true;
+}
+
 static inline bool is_sound(const Operation& o, const Model& m) {
     if (!within(o.from, 0, m.buffer_count - 1) || !within(o.to, 0, m.buffer_count - 1)) return false;
     const int64_t from = m.buffers[o.from].width, to = m.buffers[o.to].width;
@@ -24,10 +34,11 @@ static inline bool is_sound(const Operation& o, const Model& m) {
         return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions) &&
                (!o.gain || o.heads >= 1);
     if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || heads > from) return false;
-    if (o.distances && o.distance_count < 1) return false;
+    if ((o.distances || o.places) && o.distance_count < 1) return false;
     if (o.kind == ATTEND_ALL)
         return o.kv_heads == o.heads && 3 * heads <= from && heads <= to && within(o.window, 0, 1 << 24) &&
-               (!o.distances || o.distance_count % 2);
+               ((!o.distances && !o.places) || o.distance_count % 2) &&
+               (!o.places || (is_sound(o.place_keys, o) && is_sound(o.place_queries, o)));
     if (o.kind == TURN) {
         if (2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
         if (o.turned && (!within(o.table, 0, m.turns_count - 1) || o.turned / 2 > m.turns[o.table].half)) return false;

@@ -59,6 +59,10 @@ struct Operation {
     int32_t distance_count;
     const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none.
                                            // ATTEND_ALL: from keys far before to far behind, the row's own in the middle
+    // ATTEND_ALL: by how far a key is, as in ``distances``, a place, which never falls. To each score is added the row's
+    // query by the key of that place, and the key by the query of that place, both [heads][places][size], in float32
+    const int32_t* places;                 // [distance_count], or none
+    const Matrix *place_keys, *place_queries;  // of as many panels for each head; or none
 };
 
 struct Buffer { float* data; int32_t width; };

@@ -169,8 +169,18 @@ def _text_bytes(blueprint: TextBlueprint, stored: Mapping[str, StoredShape], thr
     between, largest = _widths(stored, "layer.0.", "layers.0.")
     attended = shape.kv_heads * (shape.head_dim + -(-shape.head_dim // PANEL) * PANEL)
     own = max(64 * largest, BATCH * (positions + PANEL))
-    tables = positions * (shape.hidden + 2 * shape.head_dim)
+    tables = positions * (shape.hidden + 2 * shape.head_dim) + _of_places(blueprint.checkpoint.config, positions)
     return 4 * (rows * (between + largest + attended) + threads * own + tables) + _ROOM
+
+
+def _of_places(config: Any, positions: int) -> int:
+    """The numbers of DeBERTa's keys and queries of places, and of the places of distances, in all layers."""
+    if not getattr(config, "relative_attention", False):
+        return 0
+    longest = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+    span = config.position_buckets if getattr(config, "position_buckets", -1) > 0 else longest
+    each = 2 * config.hidden_size * (2 * span + 1 + PANEL) + 2 * positions
+    return int(config.num_hidden_layers * each)
 
 
 def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:

@@ -4,25 +4,30 @@ of the native library.
 A layer consists of attention and a feed-forward part, each with a residual sum and a norm. The norm follows the sum in
 BERT, RoBERTa, DistilBERT, MPNet (Song et al. 2020), Nomic and GTE. It precedes attention or the feed-forward part in
 ModernBERT (Warner et al. 2024), half of whose layers see a window. Positions are embeddings, rotary, or numbers that
-are added to scores by distance.
+are added to scores by distance. In DeBERTa (He et al. 2021) such a number depends on the query or the key, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch.nn import functional
 
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
-from .program import MULTIPLE, Attention, Program
+from .program import MULTIPLE, Attention, Places, Program
 
 MODEL_TYPES = frozenset(
-    {"bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "nomic_bert", "gte", "modernbert"}
+    {
+        *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet"),
+        *("nomic_bert", "gte", "modernbert", "deberta-v2"),
+    }
 )
 """Model types of configurations whose layers this module knows."""
 
@@ -63,9 +68,9 @@ class _Layer:
         return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
 
 
-def _of_bert(layer: Any) -> _Layer:
+def _of_bert(layer: Any, names: tuple[str, ...] = ("query", "key", "value")) -> _Layer:
     own, out = layer.attention.self, layer.attention.output
-    first = (own, ("query", "key", "value")), (out, ("dense",))
+    first = (own, names), (out, ("dense",))
     second = (layer.intermediate, ("dense",)), (layer.output, ("dense",))
     return _Layer(matrices=(*first, *second), norms=(out.LayerNorm, layer.output.LayerNorm))
 
@@ -119,6 +124,7 @@ _KINDS: dict[str, Callable[[Any], _Layer]] = {
     "NomicBertLayer": _of_nomic,
     "GteLayer": _of_nomic,
     "ModernBertEncoderLayer": _of_modernbert,
+    "DebertaV2Layer": partial(_of_bert, names=("query_proj", "key_proj", "value_proj")),
 }
 
 
@@ -149,8 +155,10 @@ class TextEncoder:
         base, config, names = self.base, self.base.config, {type(layer).__name__ for layer in self.layers}
         if len(names) != 1 or names - _KINDS.keys():
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
-        if hasattr(base, "embeddings_project"):
+        if hasattr(base, "embeddings_project") or getattr(base.embeddings, "embed_proj", None) is not None:
             return "its embeddings are narrower than its layers"
+        if getattr(getattr(base, "encoder", None), "conv", None) is not None:
+            return "it has a convolution"
         layers = list(map(_Layer.of, self.layers))
         if _activation(config) not in ACTIVATIONS:
             return f"its activation is {_activation(config)}; known: {', '.join(ACTIVATIONS)}"
@@ -232,6 +240,29 @@ class TextEncoder:
         buckets = encoder.relative_position_bucket(far, num_buckets=encoder.relative_attention_bias.num_embeddings)
         return plain(encoder.relative_attention_bias.weight[buckets].T)
 
+    def _places(self, layer: _Layer, positions: int) -> Places | None:
+        """Returns what a layer of DeBERTa adds to scores, computed from embeddings of distances."""
+        encoder, own = getattr(self.base, "encoder", None), layer.matrices[0][0]
+        if not getattr(own, "relative_attention", False):
+            return None
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+        span, heads = own.pos_ebd_size, own.num_attention_heads
+        every = torch.arange(-span, span + 1)
+        embeddings = encoder.get_rel_embedding()[(span - every).clamp(0, 2 * span - 1)]
+        behind = torch.arange(1 - positions, positions)  # how far a key is behind the query
+        buckets = behind
+        if own.position_buckets > 0:
+            buckets = make_log_bucket_position(behind, own.position_buckets, own.max_relative_positions).long()
+        made: dict[str, Panels] = {}
+        for kind, name in (("c2p", "key_proj"), ("p2c", "query_proj")):
+            if kind in own.pos_att_type:
+                linear = getattr(own, name if own.share_att_key else f"pos_{name}")
+                each = linear(embeddings).detach().unflatten(1, (heads, -1)).transpose(0, 1)
+                filled = functional.pad(each, (0, 0, 0, -len(every) % PANEL)).flatten(0, 1)
+                made[kind] = Panels.of(filled.contiguous(), dtype=torch.float32)
+        return Places(of=(buckets.clamp(-span, span) + span).int(), keys=made.get("c2p"), queries=made.get("p2c"))
+
     def _attention(
         self,
         program: Program,
@@ -243,6 +274,7 @@ class TextEncoder:
         """Returns the attention of a layer. ``tables`` has the index in `Program.turns` of each kind of rotary
         positions."""
         turned, heads = 0, self.base.config.num_attention_heads
+        summands = 1 + len(getattr(layer.matrices[0][0], "pos_att_type", ()))
         size = layer.panels()[1].inputs // heads
         if hasattr(self.base, "rotary_emb"):
             if layer.kind not in tables:
@@ -252,11 +284,12 @@ class TextEncoder:
         return Attention.plain(
             heads,
             size,
-            size**-0.5,
+            (size * summands) ** -0.5,
             turned=turned,
             table=tables.get(layer.kind, 0),
             window=layer.window,
             distances=distances,
+            places=self._places(layer, positions),
         )
 
 

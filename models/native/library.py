@@ -94,6 +94,9 @@ class OperationData(Structure):
         ("soft_cap", c_float),
         *((name, c_int32) for name in ("window", "paired", "distance_count")),
         ("distances", c_void_p),
+        ("places", c_void_p),
+        ("place_keys", POINTER(MatrixData)),
+        ("place_queries", POINTER(MatrixData)),
     )
 
 

@@ -29,6 +29,21 @@ class Normed:
 
 
 @frozen(kw_only=True, eq=False)
+class Places:
+    """Products that are added to scores (He et al. 2021, "DeBERTa", section 3.1). The distance of query and key has a
+    place. To a score are added the query times the key of the place, and the key times the query of the place.
+
+    Args:
+        of: int32 [distances], the place of each distance, as in `Attention.distances`; places never fall.
+        keys, queries: of all places, [heads * places, size] with the same number of panels for each head.
+    """
+
+    of: Tensor
+    keys: Panels | None
+    queries: Panels | None
+
+
+@frozen(kw_only=True, eq=False)
 class Attention:
     """The attention of a layer.
 
@@ -41,6 +56,7 @@ class Attention:
         distances: float32 [heads, distances], added to scores by the distance of query and key. The last number is for
             all larger distances, too. If rows attend to both sides, the numbers go from keys far before a row to keys
             far behind it, and the number for the row's own key is in the middle.
+        places: what is added to scores by places; ``None``: nothing.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: scores are not capped.
     """
 
@@ -58,6 +74,7 @@ class Attention:
     key_gain: Tensor | None = None
     paired: bool = False
     distances: Tensor | None = None
+    places: Places | None = None
 
     @classmethod
     def plain(cls, heads: int, size: int, scale: float = 1.0, **others: Any) -> Attention:
@@ -163,13 +180,24 @@ class Program:
         self._add(kind=Kind.ATTEND_ALL, source=source, to=to, **told)
 
     def _attention(self, attention: Attention) -> dict[str, Any]:
-        return {
-            **asdict(attention, recurse=False),
+        places, told = attention.places, asdict(attention, recurse=False)
+        told |= {
             "query_gain": self._kept(attention.query_gain),
             "key_gain": self._kept(attention.key_gain),
             "distances": self._kept(attention.distances),
             "distance_count": 0 if attention.distances is None else attention.distances.shape[1],
+            "places": None,
         }
+        if places is None:
+            return told
+        assert places.of.dtype == torch.int32, f"places are int32, not {places.of.dtype}"
+        self._tensors.append(places.of)
+        told |= {"places": places.of.data_ptr(), "distance_count": len(places.of)}
+        for name, panels in (("place_keys", places.keys), ("place_queries", places.queries)):
+            if panels is not None:
+                self._tensors.append(panels.packed)
+                told[name] = panels.data()
+        return told
 
     @property
     def looks_up(self) -> bool:

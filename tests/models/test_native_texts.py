@@ -14,14 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from triolet.core.config import EngineConfig
 from triolet.core.request import Pooling
 from triolet.models.blueprints.comparison import _feed, _record
+from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.native.encoders import TextEncoder
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
 from triolet.models.networks.encoder import _side_by_side
 
 from ..checkpoints.families import make_checkpoint
+from .test_estimate import held
 from .texts import Job, noise
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
@@ -34,6 +37,12 @@ SIZES = {
     "intermediate_size": 96,
     "max_position_embeddings": 202,
     "pad_token_id": 0,
+}
+_DISENTANGLED = {
+    "relative_attention": True,
+    "pos_att_type": "c2p|p2c",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
 }
 NAMES = {  # the beginnings of the names of classes, and settings
     "Bert": {},
@@ -53,6 +62,12 @@ NAMES = {  # the beginnings of the names of classes, and settings
         "local_attention": 16,
         "global_attn_every_n_layers": 2,
     },
+    "DebertaV2": _DISENTANGLED | {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+}
+DEBERTA = {  # settings of DeBERTa's attention; of each kind of place and of embeddings of distances
+    "near": {**_DISENTANGLED, "max_relative_positions": 20, "pos_att_type": "p2c", "type_vocab_size": 2},
+    "far": {**_DISENTANGLED, "max_relative_positions": 300, "pos_att_type": "c2p", "position_biased_input": True},
+    "absolute": {"relative_attention": False},
 }
 LENGTHS = (5, 33, 1, 60, 150)
 
@@ -73,8 +88,8 @@ def encoder_of(name: str, kind: str = "Model", **changes: Any) -> Any:
     return made
 
 
-def opened(name: str, *, int8: bool = False, level: int = 0, rows: int = 256) -> Runner:
-    encoder, library = TextEncoder(copy.deepcopy(encoder_of(name))), Library.load()
+def opened(model: Any, *, int8: bool = False, level: int = 0, rows: int = 256) -> Runner:
+    encoder, library = TextEncoder(copy.deepcopy(model)), Library.load()
     assert encoder.unknown() is None
     assert library is not None
     encoder.pack(int8=int8)
@@ -96,7 +111,7 @@ def test_hidden_states_equal_transformers(name: str) -> None:
     with torch.inference_mode():
         expected = [encoder_of(name)(torch.tensor([text])).last_hidden_state[0] for text in texts]
     for int8 in (False, True):
-        runner = opened(name, int8=int8)
+        runner = opened(encoder_of(name), int8=int8)
         for theirs, ours in zip(expected, hidden_states(runner, texts), strict=True):
             if int8:
                 least = 0.999 if len(ours) > 1 else 0.997
@@ -104,6 +119,18 @@ def test_hidden_states_equal_transformers(name: str) -> None:
             else:
                 torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
         runner.release()
+
+
+@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize("kind", DEBERTA)
+def test_kinds_of_disentangled_attention_equal_transformers(kind: str, level: int) -> None:
+    model = encoder_of("DebertaV2", **DEBERTA[kind])
+    runner, texts = opened(model, level=level), [noise(length, length) for length in LENGTHS]
+    for text, ours in zip(texts, hidden_states(runner, texts), strict=True):
+        with torch.inference_mode():
+            theirs = model(torch.tensor([text])).last_hidden_state[0]
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    runner.release()
 
 
 @settings(max_examples=40)
@@ -120,7 +147,7 @@ def test_a_text_has_the_bits_that_it_has_alone(
 ) -> None:
     """Whatever stands beside it, in whatever order, in one call of the library or several."""
     texts = [noise(length, index) for index, length in enumerate(lengths)]
-    alone, together = (opened(name, int8=int8, level=level, rows=most) for most in (200, rows))
+    alone, together = (opened(encoder_of(name), int8=int8, level=level, rows=most) for most in (200, rows))
     expected = [hidden_states(alone, [text])[0] for text in texts]
     places = list(range(len(texts)))
     order.shuffle(places)
@@ -186,6 +213,16 @@ def test_a_head_may_read_all_rows(open_driver: Any, tmp_path: Any, pooling: str)
     assert driver.run(job)[0].vector == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_estimate_is_no_less_than_what_an_encoder_holds(tmp_path: Any, name: str, quantization: Any) -> None:
+    folder = as_checkpoint(encoder_of(name, "ForSequenceClassification"), tmp_path)
+    config = EngineConfig(device="cpu", threads=2, quantization=quantization)
+    thought, found = estimate(folder, config).by_owner, held(folder, config)
+    assert found["weights"] <= thought["weights"] <= 1.1 * found["weights"] + ODDS
+    assert found["native"] <= thought["native"] <= found["native"] + (1 << 20)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
@@ -194,7 +231,9 @@ def test_a_head_may_read_all_rows(open_driver: Any, tmp_path: Any, pooling: str)
         ("Bert", {"hidden_size": 40}, "its widths are 40 and 96; known: multiples of 16, and of 32 with gates"),
         ("NomicBert", {"intermediate_size": 80}, "its widths are 64 and 80; known"),
         ("Electra", {"embedding_size": 32}, "its embeddings are narrower than its layers"),
-        ("DebertaV2", {}, "its layers are DebertaV2Layer; known"),
+        ("Deberta", {}, "its layers are DebertaLayer; known"),
+        ("DebertaV2", {"conv_kernel_size": 3}, "it has a convolution"),
+        ("DebertaV2", {"embedding_size": 32}, "its embeddings are narrower than its layers"),
     ],
 )
 def test_what_the_library_does_not_know_is_told(name: str, changes: dict[str, Any], why: str) -> None:

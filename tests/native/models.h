@@ -94,9 +94,9 @@ struct Made {
         if (o.norm == LAYER_NORM) o.shift = gain(widths[o.from]);
     }
 
-    const Matrix* matrix(int inputs, int outputs, bool gated) {
+    const Matrix* matrix(int inputs, int outputs, bool gated, int most) {
         const int panels = (outputs + PANEL - 1) / PANEL * (gated ? 2 : 1);
-        const int format = draw.upto(FLOAT32, most_format), groups = (inputs + GROUP - 1) / GROUP;
+        const int format = draw.upto(FLOAT32, most), groups = (inputs + GROUP - 1) / GROUP;
         const size_t bytes = (size_t)PANEL * (format == INT8 ? groups * (4 + GROUP) : inputs * (format ? 2 : 4));
         uint8_t* packed = arena.take<uint8_t>(panels * bytes);
         if (format == INT8) memset(packed, 0, panels * bytes);
@@ -129,9 +129,20 @@ struct Made {
     Operation& linear(int from, int to, int ending, bool normed) {
         Operation& o = add(LINEAR, from, to);
         if (normed) norm(o);
-        o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY);
+        o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY, most_format);
         o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU}), o.cap = 5.0f;
         return o;
+    }
+
+    // Of `distance_count` distances, and what is added to scores by them
+    void place(Operation& o) {
+        int32_t* places = arena.take<int32_t>(o.distance_count);
+        const int rise = draw.of({1, 9});
+        for (int i = 0; i < o.distance_count; i++) places[i] = i ? places[i - 1] + draw.one_in(rise) : draw.upto(0, 40);
+        const int outputs = o.heads * (places[o.distance_count - 1] / PANEL + 1) * PANEL;
+        o.places = places;
+        if (!draw.one_in(3)) o.place_keys = matrix(o.size, outputs, false, FLOAT32);
+        if (!draw.one_in(3)) o.place_queries = matrix(o.size, outputs, false, FLOAT32);
     }
 
     void fill_slots() {
@@ -167,7 +178,7 @@ struct Made {
         if (paged && draw.one_in(2)) fill_slots();
         if (draw.one_in(2)) {
             Operation& o = add(LOOKUP, hidden, hidden);
-            o.matrix = words = matrix(widths[hidden], draw.upto(1, 100), false);
+            o.matrix = words = matrix(widths[hidden], draw.upto(1, 100), false, most_format);
             o.scale = words_scale = draw.of({1.0f, 5.6f});
             if (draw.one_in(2)) {
                 o.distance_count = POSITIONS + 9;
@@ -194,6 +205,7 @@ struct Made {
             Operation attend = turn;
             attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
             if (joined) attend.soft_cap = 0.0f;
+            if (joined && draw.one_in(2)) place(attend);
             if (turned && (joined || paged)) operations.push_back(turn);
             if (joined || paged) operations.push_back(attend), linear(attended, hidden, ADD, false);
             if (cross) {

@@ -210,9 +210,16 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         for (int h = 0; o.kind == ATTEND_ALL && h < o.heads; h++) {
             auto key = [&](int p, int d) { return o.scale * rows[p][o.from][behind + h * o.size + d]; };
             auto value = [&](int p, int d) { return rows[p][o.from][2 * behind + h * o.size + d]; };
-            auto added = [&](int p) {
-                const int far = std::max(-most, std::min(most, p - position));
-                return o.distances ? o.distances[h * o.distance_count + far + most] : 0;
+            auto added = [&](int p) -> double {
+                const int far = std::max(-most, std::min(most, p - position)) + most;
+                double sum = o.distances ? o.distances[h * o.distance_count + far] : 0;
+                for (const Matrix* m : {o.place_keys, o.place_queries}) {
+                    if (!m) continue;
+                    const float* of_place = &made.weights.at(m)[(h * (m->panels / o.heads) * PANEL + o.places[far]) * o.size];
+                    const double* own = m == o.place_keys ? &x[h * o.size] : &rows[p][o.from][behind + h * o.size];
+                    for (int d = 0; d < o.size; d++) sum += o.scale * own[d] * of_place[d];
+                }
+                return sum;
             };
             const int first = std::max(0, position + 1 - reach), last = std::min(one.length, position + reach);
             attend(o, &x[h * o.size], first, last, key, value, added, &to[h * o.size]);
