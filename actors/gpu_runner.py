@@ -310,8 +310,8 @@ class GpuRunner:
         self._begun.append(message)
 
     def _samples_alone(self, plan: StepPlan) -> bool:
-        """Notes the sequences that start and end. True if all sequences of the step sample tokens. Those that sample
-        none are computed by torch.
+        """Notes the sequences that start and end. True if all sequences of the step sample tokens. If one samples none,
+        torch computes at least what follows the layers.
         """
         self._reading.difference_update(plan.ended)
         self._reading.update(start.sequence_id for start in plan.started if start.reads_only)

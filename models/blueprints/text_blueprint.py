@@ -162,7 +162,8 @@ class TextBlueprint(ModuleBlueprint):
 
     def prove(self, network: Network) -> None:
         if isinstance(network, EncoderNetwork):
-            self.compare_once(partial(compare_encoder, network, self.checkpoint, self.dtype))
+            compare = partial(compare_encoder, network, self.checkpoint, self.dtype)
+            self.compare_once(compare, network.native is not None)
         if self.checkpoint.family is not None:  # else imported for the first image
             importlib.import_module("torch._dynamo")
         if isinstance(network, CausalNetwork):

@@ -137,6 +137,13 @@ def test_each_text_has_the_bits_that_it_has_alone(
         assert torch.equal(runner.step(torch.cat(texts), side_by_side(list(map(len, texts)))), together)
 
 
+def test_a_text_is_never_cut() -> None:
+    with running(attending(Attention.plain(1, 16)), 40) as runner:
+        assert runner.step(torch.randn(80, 48), side_by_side([40, 1, 39])).shape == (80, 16)
+        with pytest.raises(AssertionError, match="a chunk of 41 rows that must not be cut; the most are 40"):
+            runner.step(torch.randn(43, 48), side_by_side([2, 41]))
+
+
 def test_types_are_added_to_embeddings() -> None:
     draw = torch.Generator().manual_seed(1)
     words, places, types = (torch.randn(count, 48, generator=draw) for count in (90, 9, 2))
