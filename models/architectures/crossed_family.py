@@ -46,6 +46,7 @@ class CrossedFamily:
     crossing: str = "encoder_attn"  # the name of the cross-attention module in each layer
     states: str = "key_value_states"  # the argument of these modules that is the encoder output
     payload: Arguments = (("input_ids", torch.long),)
+    hears: bool = False  # items are audio
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         """Returns the sizes that ``config`` names for the checkpoint in ``folder``.
@@ -54,6 +55,10 @@ class CrossedFamily:
             UnsupportedModel: a size is missing.
         """
         raise NotImplementedError
+
+    def encoder(self, module: Any) -> Any:
+        """Returns the encoder in ``module``."""
+        return module.get_encoder()
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [embeddings, hidden], in
@@ -64,9 +69,8 @@ class CrossedFamily:
             name: torch.stack([payload[name] for payload in payloads]).to(device, dtype or own)
             for name, dtype in self.payload
         }
-        encoder: Any = module
         with torch.no_grad():
-            output = encoder.get_encoder()(**batch)
+            output = self.encoder(module)(**batch)
         hidden, mask = output.last_hidden_state.to(own), getattr(output, "attention_mask", None)
         length = hidden.shape[1] if mask is None else int(mask[0].sum())  # equal lengths have equal masks
         return apart(list(hidden[:, :length]))
@@ -123,6 +127,7 @@ class Moonshine(CrossedFamily):
 
     loader: str = "MoonshineForConditionalGeneration"
     payload: Arguments = (("input_values", None),)
+    hears: bool = True
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
@@ -185,6 +190,7 @@ class MoonshineStreaming(CrossedFamily):
 
     loader: str = "MoonshineStreamingForConditionalGeneration"
     payload: Arguments = (("input_values", None),)
+    hears: bool = True
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number, encoder = partial(whole, folder, config), config.encoder_config
@@ -203,8 +209,7 @@ class MoonshineStreaming(CrossedFamily):
         """Calls the encoder's parts as the encoder does. Its own masks would leave reference cycles. Of an audio whose
         beginning is "known", only embeddings that see something new are computed, after those that they see."""
         device, own = place_of(module)
-        encoder: Any = module
-        encoder = encoder.get_encoder()
+        encoder = self.encoder(module)
         known = [payload["known"] for payload in payloads if "known" in payload]
         kept, first = 0, 0
         if known:
@@ -267,6 +272,7 @@ class Conformer(CrossedFamily):
 
     states: str = "encoder_hidden_states"
     payload: Arguments = (("input_features", None), ("attention_mask", torch.bool))
+    hears: bool = True
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         encoder, number = config.encoder_config, partial(whole, folder, config.get_text_config())

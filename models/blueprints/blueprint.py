@@ -32,17 +32,21 @@ from ..native.encoders import TextEncoder
 from ..native.library import MOST_THREADS, Library
 from ..native.program import Program
 from ..native.runner import Runner
+from ..native.speech_encoders import SpeechEncoder
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
+from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from ..networks.whisper_network import WhisperAligner
 from ..speech.known import with_speech
-from .comparison import LONGEST, compare_decoder
+from .comparison import LONGEST, compare_clips, compare_decoder
 from .passed import PassedComparisons, comparison_key
 
 NATIVE_ROWS = 256
 """The most rows in one call of the native library, few enough that results between operations stay in the caches."""
+
+_STEPS = 3  # the most rows of an encoder's stem for each row of its layers
 
 AnyPages = PagedKV | FrameStates
 
@@ -301,7 +305,8 @@ class ModuleBlueprint(Blueprint):
 
     @property
     def identity(self) -> str:
-        return self.checkpoint.identity(self.fingerprint, self.dtype_name)
+        quantized = f", {self.config.quantization}" if self.config.quantization else ""
+        return self.checkpoint.identity(self.fingerprint, self.dtype_name + quantized)
 
     def with_speech(self, description: ModelDescription) -> ModelDescription:
         return with_speech(description, self.checkpoint, self.config.encoder_cache_bytes)
@@ -352,6 +357,30 @@ class ModuleBlueprint(Blueprint):
             return why_not
         decoder = self.find_decoder(module)
         return decoder.unknown() or decoder
+
+    def native_speech(self, module: nn.Module) -> SpeechEncoder | str:
+        """Returns the encoder of speech that the native library computes, or the reason why the library does not
+        compute it."""
+        if why_not := self.not_native():
+            return why_not
+        family: Any = self.checkpoint
+        encoder = SpeechEncoder(family.family.encoder(module))
+        return encoder.unknown() or encoder
+
+    def hasten_items(self, items: ItemEncoder, own: Own) -> ItemEncoder:
+        """Returns ``items`` with the native library, if the library computes the encoder."""
+        encoder, rows = self.native_speech(items.model.module), self.checkpoint.shape.embeddings
+        if isinstance(encoder, str):
+            name = self.checkpoint.architecture
+            logging.getLogger("triolet").info("the encoder of %s runs by torch's operations: %s", name, encoder)
+            return items
+        stem = own("native", self.open_runner(encoder.stem_program(), positions=_STEPS * rows))
+        return evolve(items, native=own("native", self.open_runner(encoder.program(rows), rows=rows)), stem=stem)
+
+    def compare_clips(self, items: ItemEncoder) -> None:
+        """Compares an encoder of speech with transformers' own, unless it has passed before."""
+        if items.native is not None:
+            self.compare_once(partial(compare_clips, items, self.checkpoint, self.dtype), "clips")
 
     def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
         """Packs the weights of ``decoder``; ``None``: torch computes the module, and nothing is packed."""

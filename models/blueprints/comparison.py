@@ -18,6 +18,7 @@ from torch import Tensor
 from ...core.errors import UnsupportedModel
 from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
+from ..architectures.family import Family
 from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.layers import LayerRequest
 from ..checkpoints.loading import untried
@@ -25,9 +26,11 @@ from ..checkpoints.modules import ModuleCheckpoint
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
 from ..native.runner import Runner
+from ..native.speech_encoders import SpeechEncoder
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
+from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Feed, Record
 
 _LENGTHS = (11, 5)  # lengths of a decoder's two prompts; the first is read in two chunks
@@ -109,6 +112,26 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
     )
     int8 = native is not None and native.in_int8
     _compare(expected, list(map(torch.tensor, found)), checkpoint, dtype, how, int8=int8)
+
+
+def compare_clips(items: ItemEncoder, checkpoint: ModuleCheckpoint, dtype: torch.dtype) -> None:
+    """Compares what the native library's encoder of speech makes of two clips, side by side, with what transformers
+    makes of each.
+
+    Raises:
+        UnsupportedModel: the module cannot be run, or the numbers differ.
+    """
+    module, family, native = items.model.module, items.family, items.native
+    assert native is not None, "the library computes the encoder"
+    assert not isinstance(family, Family), "the library computes encoders of speech alone"
+    clips = SpeechEncoder(family.encoder(module)).clips()
+    with refused(partial(_refusal, checkpoint)), exactly(module):
+        expected = [family.encode(module, [clip])[0] for clip in clips]
+        _check_numbers(module, expected, checkpoint)
+        found = items.encode_all(clips)
+    _compare(
+        expected, list(found), checkpoint, dtype, "by the native library than by transformers", int8=native.in_int8
+    )
 
 
 def _over(network: ComparedNetwork, dtype: torch.dtype) -> ComparedNetwork:

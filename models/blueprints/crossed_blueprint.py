@@ -6,15 +6,17 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.items import AudioItems
 from ..checkpoints.loading import load_module
+from ..linear.modules import quantize_modules
 from ..native.crossed_decoder import CrossedDecoder
 from ..native.runner import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
+from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from .blueprint import ModuleBlueprint, Own, Parts
 from .comparison import LONGEST
@@ -34,6 +36,16 @@ class CrossedBlueprint(ModuleBlueprint):
     def find_decoder(self, module: nn.Module) -> CrossedDecoder:
         return CrossedDecoder(module)
 
+    def pack(self, module: nn.Module, decoder: CrossedDecoder | None) -> None:
+        int8 = self.config.quantization is not None
+        encoder: Any = self.checkpoint.family.encoder(module)
+        if decoder is not None:
+            decoder.pack(int8=int8)
+        if not isinstance(speech := self.native_speech(module), str):
+            speech.pack(int8=int8)
+        elif int8:
+            quantize_modules(module, module if decoder is None else encoder)
+
     def take(self, own: Own, model: Any) -> Parts:
         shape = self.checkpoint.shape
         paged = own("self_kv", self.allocate_pages())
@@ -41,6 +53,7 @@ class CrossedBlueprint(ModuleBlueprint):
         network = EncoderDecoderNetwork(
             model=model,
             family=self.checkpoint.family,
+            items=ItemEncoder(model=model, family=self.checkpoint.family, alike=True),
             paged=paged,
             cross=cross,
             positions=shape.positions,
@@ -55,9 +68,20 @@ class CrossedBlueprint(ModuleBlueprint):
         distances = self.checkpoint.family.distances(decoder.module, positions)
         return self.open_runner(decoder.program(positions, distances), network.paged, network.cross)
 
+    def hasten(self, network: Network, own: Own) -> Network:
+        network = super().hasten(network, own)
+        assert isinstance(network, EncoderDecoderNetwork), "the network of `take`"
+        if network.native is None:
+            return network
+        module = network.model.module
+        crossing = self.open_runner(CrossedDecoder(module).crossing(), positions=self.checkpoint.shape.embeddings)
+        network = evolve(network, crossing=own("native", crossing))
+        return evolve(network, items=self.hasten_items(network.items, own))
+
     def prove(self, network: Network) -> None:
         assert isinstance(network, EncoderDecoderNetwork), "the network of `take`"
         self.compare(network)
+        self.compare_clips(network.items)
 
     def facts(self) -> Mapping[str, Any]:
         checkpoint, settings = self.checkpoint, self.items_after(self.checkpoint.start_id)

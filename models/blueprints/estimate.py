@@ -25,7 +25,9 @@ from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
+from ..native.speech_encoders import MODEL_TYPES as SPEECH_TYPES
 from .blueprint import NATIVE_ROWS
+from .crossed_blueprint import CrossedBlueprint
 from .read import AnyBlueprint, read_blueprint
 from .text_blueprint import TextBlueprint
 from .whisper_blueprint import WhisperBlueprint
@@ -39,15 +41,6 @@ _ENCODERS = (  # in the names of unquantized weights; the last is a table of cod
 _DECODERS = frozenset(  # names in encoder-decoders; the last three are those of NeMo
     {"decoder", "lm_head", "proj_out", "final_logits_bias", "transf_decoder", "log_softmax", "encoder_decoder_proj"}
 )
-_CROSS = (  # torch multiplies with these, not the native library
-    "encoder_attn.k_proj.weight",
-    "encoder_attn.v_proj.weight",
-    "EncDecAttention.k.weight",
-    "EncDecAttention.v.weight",
-    "second_sub_layer.key_net.weight",  # of NeMo
-    "second_sub_layer.value_net.weight",
-    "decoder_proj.weight",
-)
 _SHARED = "shared.weight"  # the token embedding that encoder and decoder share
 _SCALED = (
     "self_attn.q_proj.weight",
@@ -56,6 +49,7 @@ _SCALED = (
     "encoder_attn.q_proj.weight",
 )
 _OF_TEXTS = re.compile(r"(^|\.)layers?\.[0-9]+\.|(word|tok)_embeddings\.weight$")  # what is packed of encoders of texts
+_CONVOLUTIONS = ("encoder.conv2.weight", "encoder.conv3.weight")  # of Moonshine
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
 
@@ -153,6 +147,11 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     turns = 16 * blueprint.decoder.head_dim if isinstance(blueprint, TextBlueprint) else 0
     positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling
+    if _hears(blueprint):
+        found += _clip_bytes(blueprint, stored, threads)
+    if isinstance(blueprint, CrossedBlueprint):  # the contents of slots
+        width = blueprint.decoder.hidden
+        found += 4 * (NATIVE_ROWS * width + threads * 64 * width) + _ROOM
     found += 4 * (NATIVE_ROWS * (between + largest) + threads * own)
     return found + positions * (turns + largest // 8) + _ROOM
 
@@ -181,6 +180,25 @@ def _of_places(config: Any, positions: int) -> int:
     span = config.position_buckets if getattr(config, "position_buckets", -1) > 0 else longest
     each = 2 * config.hidden_size * (2 * span + 1 + PANEL) + 2 * positions
     return int(config.num_hidden_layers * each)
+
+
+def _hears(blueprint: AnyBlueprint) -> bool:
+    """True if the native library computes an encoder of speech besides Whisper's."""
+    config: Any = getattr(blueprint.checkpoint, "config", None)
+    known = isinstance(blueprint, CrossedBlueprint) and config.model_type in SPEECH_TYPES
+    return known and blueprint.not_native() is None
+
+
+def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], threads: int) -> int:
+    """The part of `native_bytes` that an encoder of speech adds: the rows of the longest clip with keys, values and
+    scores, a call of the stem, and tables of positions."""
+    between, largest = _widths(stored, "encoder.layers.0.")
+    convolved = max(prod(one.shape[1:]) for name, one in stored.items() if name.endswith(_CONVOLUTIONS))
+    rows, wide = blueprint.decoder.embeddings, max(largest, convolved)
+    own = max(64 * wide, BATCH * (rows + PANEL))
+    found = rows * (between + wide + 3 * blueprint.decoder.hidden) + threads * own  # the layers
+    found += NATIVE_ROWS * convolved + threads * 64 * convolved  # the stem
+    return 4 * found + 2 * _ROOM
 
 
 def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
@@ -219,6 +237,8 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
 
 def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if the tensor is a matrix with which the native library multiplies."""
+    if _hears(blueprint) and name.endswith(_CONVOLUTIONS):
+        return True
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
         return False
     if _reads_texts(blueprint):
@@ -229,13 +249,13 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
         return True
     if name.endswith(_SHARED):
         return bool(blueprint.checkpoint.config.tie_word_embeddings)  # otherwise nothing reads this tensor
-    return not _DECODERS.isdisjoint(name.split(".")) and not name.endswith(_CROSS)
+    return not _DECODERS.isdisjoint(name.split(".")) or (_hears(blueprint) and "encoder.layers." in name)
 
 
 def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     """The bytes of a packed matrix. Its outputs are padded to whole panels and, in int8, its inputs to whole groups.
     Values of 16 bits keep 16 bits."""
-    outputs, inputs = stored.shape
+    outputs, inputs = stored.shape[0], prod(stored.shape[1:])
     panels = -(-outputs // PANEL)
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
@@ -247,6 +267,8 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if quantization applies to the tensor: a linear layer's matrix or a token embedding, in the part that
     decodes."""
+    if _hears(blueprint) and name.endswith(_CONVOLUTIONS):
+        return True
     if len(stored.shape) != 2 or not name.endswith(".weight"):
         return False
     if not isinstance(blueprint, TextBlueprint):

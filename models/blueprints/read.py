@@ -31,7 +31,7 @@ AnyBlueprint = WhisperBlueprint | CrossedBlueprint | FrameBlueprint | DiarizerBl
 
 _TAKES: Mapping[type[AnyBlueprint], frozenset[str]] = {
     WhisperBlueprint: frozenset({"quantization", "speculation"}),
-    CrossedBlueprint: frozenset({"speculation"}),
+    CrossedBlueprint: frozenset({"quantization", "speculation"}),
     FrameBlueprint: frozenset(),
     DiarizerBlueprint: frozenset({"speculation"}),
     TextBlueprint: frozenset({"quantization", "speculation", "chat_template"}),
@@ -87,13 +87,15 @@ def _check(blueprint: AnyBlueprint) -> None:
     """
     config, name, most = blueprint.config, blueprint.checkpoint.architecture, blueprint.decoder.positions
     takes = _TAKES[type(blueprint)] - (set() if blueprint.kind is Kind.DECODER else {"chat_template"})
+    if isinstance(blueprint, CrossedBlueprint) and not blueprint.checkpoint.family.hears:
+        takes -= {"quantization"}
     speculation = config.speculation if isinstance(config.speculation, Speculation) else None
     refusals = {  # the setting, what is told of it, and the end of the refusal
         "chat_template": (config.chat_template, "chat_template", ", which has no conversations; allowed: decoders"),
         "quantization": (
             config.quantization,
             f"quantization={config.quantization!r}",
-            "; allowed: Whisper, decoders and encoders",
+            "; allowed: Whisper, decoders, encoders, and encoder-decoders that hear",
         ),
         "speculation": (speculation, "speculation", ", which reads frames; allowed: speculation='auto' or None"),
     }

@@ -37,9 +37,11 @@ class Rows:
     types: Sequence[int] = ()
 
     @classmethod
-    def all_of(cls, count: int) -> Rows:
-        """Returns ``count`` rows of one item that reads no pages. Every row is wanted."""
-        return cls(positions=range(count), chunks=[(count, 0, 0, 0)], tables=(), wanted=range(count))
+    def all_of(cls, *counts: int) -> Rows:
+        """Returns the rows of items that read no pages, ``counts`` of each. Every row is wanted."""
+        positions = [position for count in counts for position in range(count)]
+        chunks = [(count, 0, 0, 0) for count in counts]
+        return cls(positions=positions, chunks=chunks, tables=(), wanted=range(len(positions)))
 
     @classmethod
     def of(

@@ -77,13 +77,14 @@ class CrossKV:
         self._pool[layer, 1, slot, :, : self._lengths[slot]] = _nearest(values, self._pool.dtype)
 
     def write_all(self, slot: int, keys_values: Tensor) -> None:
-        """Replaces the contents of the slot by keys and values of all layers,
-        [length, layers * 2 * kv_heads * head_dim]."""
-        layers, _, _, heads, _, size = self._pool.shape
+        """Replaces the contents of the slot by keys and values of all layers, [length, layers * 2 * kv_heads * size].
+        If heads have fewer than head_dim numbers, zeros follow these."""
+        layers, _, _, heads, _, _ = self._pool.shape
         length = len(keys_values)
         self.begin(slot, length)
-        rounded = _nearest(keys_values, self._pool.dtype).view(length, layers, 2, heads, size)
-        self._pool[:, :, slot, :, :length] = rounded.permute(1, 2, 3, 0, 4)
+        rounded = _nearest(keys_values, self._pool.dtype).view(length, layers, 2, heads, -1)
+        self._pool[:, :, slot, :, :length, : rounded.shape[-1]] = rounded.permute(1, 2, 3, 0, 4)
+        self._pool[:, :, slot, :, :length, rounded.shape[-1] :] = 0
 
     def clean(self, slot: int, length: int) -> None:
         """Zeroes the positions from the end of the slot's contents up to ``length``."""

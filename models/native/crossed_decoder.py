@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
-from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
+from .parts import is_known, norm_of, pack_joined, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Normed, Program
 
 MODEL_TYPES = frozenset(
@@ -37,7 +37,7 @@ class _Layer:
         matrices: for each packed matrix, a module and the names of its linear layers that the matrix joins. The
             matrices are: queries, keys and values of ``own``; outputs of ``own``; queries of ``cross``; outputs of
             ``cross``; the first and the second of the feed-forward part.
-        keys_values: the linear layers of ``cross`` that read the encoder output.
+        slots: ``cross`` and the names of its linear layers that read the encoder output: keys and values.
         behind: true if norms follow the sums.
     """
 
@@ -45,7 +45,7 @@ class _Layer:
     cross: Any
     norms: tuple[Any, Any, Any]
     matrices: tuple[tuple[Any, tuple[str, ...]], ...]
-    keys_values: tuple[Any, Any]
+    slots: tuple[tuple[Any, str], tuple[Any, str]]
     activation: str
     ending: Ending = Ending.ACTIVATED
     behind: bool = False
@@ -53,6 +53,12 @@ class _Layer:
     @classmethod
     def of(cls, layer: Any) -> _Layer:
         return _KINDS[type(layer).__name__](layer)
+
+    @property
+    def keys_values(self) -> tuple[Any, Any]:
+        """The linear layers that read the encoder output."""
+        of_keys, of_values = self.slots
+        return getattr(*of_keys), getattr(*of_values)
 
     @property
     def linears(self) -> list[Any]:
@@ -75,8 +81,8 @@ def _layer(
     """
     query, key, value, out = names
     matrices = ((own, (query, key, value)), (own, (out,)), (cross, (query,)), (cross, (out,)), (feed, widen))
-    keys_values = (getattr(cross, key), getattr(cross, value))
-    return _Layer(own=own, cross=cross, matrices=(*matrices, (feed, (narrow,))), keys_values=keys_values, **others)
+    slots = ((cross, key), (cross, value))
+    return _Layer(own=own, cross=cross, matrices=(*matrices, (feed, (narrow,))), slots=slots, **others)
 
 
 def _of_bart(layer: Any) -> _Layer:
@@ -174,7 +180,8 @@ class CrossedDecoder:
             return f"its activation is {layers[0].activation}; known: {', '.join(ACTIVATIONS)}"
         if hasattr(base, "rotary_emb") and (others := unknown_turns(base.config)):
             return others
-        if not all(map(is_known, [linear for layer in layers for linear in layer.linears] + [self.head])):
+        linears = [linear for layer in layers for linear in (*layer.linears, *layer.keys_values)]
+        if not all(map(is_known, [*linears, self.head])):
             return "its linear layers are not torch's"
         if scale_of(base.embed_tokens) is None:
             return f"its embedding is a {type(base.embed_tokens).__name__}; known: torch's"
@@ -183,13 +190,15 @@ class CrossedDecoder:
             return f"its widths are {hidden} and {inner}; known: multiples of {MULTIPLE}, and of {PANEL} with gates"
         return None
 
-    def pack(self) -> None:
+    def pack(self, *, int8: bool = False) -> None:
         """Replaces the linear layers and the embedding of the decoder by packed matrices, one after the other: at no
-        time is more than one matrix held twice. The linear layers that compute the contents of slots are not
-        replaced."""
+        time is more than one matrix held twice. The linear layers that compute the contents of slots become one
+        matrix."""
+        places = [place for layer in self.layers for place in _Layer.of(layer).slots]
+        pack_joined(places, int8=int8)
         for layer in self.layers:
-            self.pack_layer(layer)
-        self.pack_words()
+            self.pack_layer(layer, int8=int8)
+        self.pack_words(int8=int8)
 
     def pack_layer(self, layer: Any, *, int8: bool = False) -> None:
         """Does the part of `pack` that concerns one layer."""
@@ -213,6 +222,13 @@ class CrossedDecoder:
         shape, filled = (len(output), -1, _size(parts.cross)), (0, getattr(parts.cross, "head_dim_padding", 0))
         keys, values = of_keys(output).view(shape).transpose(0, 1), of_values(output).view(shape).transpose(0, 1)
         return functional.pad(keys, filled), functional.pad(values, filled)
+
+    def crossing(self) -> Program:
+        """Writes the program that computes the keys and values of a slot in all layers. The decoder must be packed by
+        `pack`."""
+        program, panels = Program(), _Layer.of(self.layers[0]).keys_values[0].panels()
+        program.linear(program.buffer(panels.inputs), program.buffer(panels.outputs), panels, Ending.STORE)
+        return program
 
     def program(self, positions: int, distances: Tensor | None = None, *, apart: bool = False) -> Program:
         """Writes the program of the decoder, which must be packed.

@@ -54,6 +54,26 @@ class PackedLinear(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
+class PackedConvolution(nn.Module):
+    """A replacement for an `nn.Conv1d` without padding: a product for each window [steps * channels]."""
+
+    def __init__(self, convolution: Any, *, int8: bool) -> None:
+        super().__init__()
+        weight, bias = convolution.weight.detach().transpose(1, 2).flatten(1), convolution.bias
+        panels = Panels.of(weight, None if bias is None else bias.detach(), dtype=torch.int8 if int8 else None)
+        self.linear = PackedLinear(panels, 0, len(weight))
+        (self.steps,), (self.stride,) = convolution.kernel_size, convolution.stride
+
+    def windows(self, rows: Tensor) -> Tensor:
+        """Returns the windows [outputs, steps * channels] of ``rows`` [rows, channels]."""
+        count, width = (len(rows) - self.steps) // self.stride + 1, rows.shape[1]
+        shape, strides = (count, self.steps * width), (self.stride * width, 1)
+        return rows.contiguous().as_strided(shape, strides).contiguous()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.stack([self.linear(self.windows(each.T)).T for each in hidden])
+
+
 class PackedEmbedding(nn.Module):
     """A replacement for an `nn.Embedding`, which may share its matrix with the head."""
 

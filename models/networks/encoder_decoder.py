@@ -23,8 +23,9 @@ from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedStep
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.module import TransformerModel, forwards
+from ..memory.rows import Rows
 from ..memory.slots import CrossStep
-from ..native.crossed_decoder import CrossedDecoder
+from ..native.runner import Runner
 from .item_encoder import ItemEncoder
 from .network import CrossedNetwork, Feed
 
@@ -34,12 +35,14 @@ class EncoderDecoderNetwork(CrossedNetwork):
     """An encoder-decoder of transformers as a network. A witness observes the decoder's layers: it is called with every
     request that a layer makes to our attention.
 
-    ``native`` computes steps; ``None``: the module computes them.
+    ``native`` computes steps, and ``crossing`` the contents of slots; ``None``: the module computes them.
     """
 
     model: TransformerModel
     family: CrossedFamily
+    items: ItemEncoder
     hidden: int  # numbers of one embedding in an encoder output
+    crossing: Runner | None = None
     witness: Witness | None = None
     cross_witness: Witness | None = None
     _crossing: tuple[Any, ...] = field(init=False, repr=False)  # the cross-attention modules, one for each layer
@@ -63,8 +66,7 @@ class EncoderDecoderNetwork(CrossedNetwork):
 
     @property
     def is_native(self) -> bool:
-        """False, since torch computes the encoder."""
-        return False
+        return self.native is not None and self.items.native is not None
 
     def attach(self, implementation: str | None = None) -> None:
         """Sets the decoder's attention to ours, or to another ``implementation``."""
@@ -73,18 +75,16 @@ class EncoderDecoderNetwork(CrossedNetwork):
         self.decoder.set_attn_implementation(implementation or CROSSED)
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
-        return ItemEncoder(model=self.model, family=self.family, alike=True).encode(jobs)
+        return self.items.encode(jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         """Writes the keys and values that each cross-attention module computes from ``output``. Each module is called
-        with one dummy row. In a packed decoder only the module's linear layers are called.
+        with one dummy row.
         """
         self.cross.begin(slot, len(output))
         output = self.family.projected(self.model.module, output)
-        if self.native is not None:
-            decoder = CrossedDecoder(self.model.module)
-            for layer in range(self.cross.layers):
-                self.cross.write(slot, layer, *decoder.keys_values(layer, output))
+        if self.native is not None and self.crossing is not None:
+            self.cross.write_all(slot, self.crossing.step(output.contiguous(), Rows.all_of(len(output))))
             return
         call = WriteCall(cross=self.cross, slot=slot)
         row = output.new_zeros(1, 1, output.shape[-1])

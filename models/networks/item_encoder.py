@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -12,8 +13,12 @@ from ..architectures.crossed_family import CrossedFamily
 from ..architectures.family import Family
 from ..architectures.frame_family import FrameFamily
 from ..architectures.streamed_encoder import AudioPiece, hear_on
+from ..checkpoints.loading import apart
 from ..memory.encoder_states import EncoderStates
 from ..memory.module import TransformerModel
+from ..memory.rows import Rows
+from ..native.runner import Runner
+from ..native.speech_encoders import SpeechEncoder
 
 
 @frozen(kw_only=True, eq=False)
@@ -24,27 +29,47 @@ class ItemEncoder:
         family: encodes whole items.
         alike: only items of the same shape share a launch, since padding could change the output of a shorter item.
         states: the states between two pieces; ``None``: the encoder hears whole items only.
+        native: computes the layers; ``None``: torch computes them.
+        stem: computes what is before the layers, see `SpeechEncoder.stem_program`.
     """
 
     model: TransformerModel
     family: Family | CrossedFamily | FrameFamily
     alike: bool = False
     states: EncoderStates | None = None
+    native: Runner | None = None
+    stem: Runner | None = None
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         """Encodes items, as `Network.encode` does."""
         found = {job.key: self._hear_on(job) for job in jobs if isinstance(job.payload, AudioPiece)}
         groups: dict[object, list[EncoderItem]] = {}
         for job in (job for job in jobs if job.key not in found):
-            shapes = [(name, tuple(one.shape)) for name, one in sorted(job.payload.items())] if self.alike else ()
+            padded = self.alike and self.native is None
+            shapes = [(name, tuple(one.shape)) for name, one in sorted(job.payload.items())] if padded else ()
             groups.setdefault(tuple(shapes), []).append(job)
         for group in groups.values():
-            outputs = self.family.encode(self.model.module, [job.payload for job in group])
+            outputs = self.encode_all([job.payload for job in group])
             found.update(zip([job.key for job in group], outputs, strict=True))
         for job in jobs:
             length = len(found[job.key])
             assert length == job.embeddings, f"item {job.key!r} has {length} embeddings, not {job.embeddings}"
         return [found[job.key] for job in jobs]
+
+    def encode_all(self, payloads: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """Encodes the payloads of whole items."""
+        if self.native is None:
+            return self.family.encode(self.model.module, payloads)
+        assert not isinstance(self.family, Family), "the library computes encoders of speech alone"
+        encoder = SpeechEncoder(self.family.encoder(self.model.module))
+        clips = [encoder.embed(payload, self._stem) for payload in payloads]
+        lengths = list(map(len, clips))
+        found = self.native.step(torch.cat(clips), Rows.all_of(*lengths))
+        return apart(torch.split(found, lengths))
+
+    def _stem(self, windows: Tensor) -> Tensor:
+        assert self.stem is not None, "a program of layers has a stem"
+        return self.stem.step(windows, Rows.all_of(len(windows)))
 
     def _hear_on(self, job: EncoderItem) -> Tensor:
         """Encodes an item that continues another, from the state after that one. No state is kept after the last

@@ -45,6 +45,8 @@ CASES = [
     ("kyutai_speech_to_text", {"dtype": "bfloat16"}),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
+    ("moonshine", {"quantization": "int8"}),
+    ("cohere_asr", {"quantization": "int8"}),
     ("nemotron3_diarization", {}),
     ("nemotron3_diarization", {"dtype": "bfloat16"}),
     ("moonshine_streaming", {}),

@@ -30,6 +30,7 @@ from triolet.models.native.crossed_decoder import CrossedDecoder
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
 from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
+from triolet.models.networks.item_encoder import ItemEncoder
 from triolet.models.networks.network import Feed, Record
 
 from .test_native import KEPT, Fed, Told, assert_same_bits, fed, loaded, sequences_of
@@ -184,21 +185,25 @@ class CrossedFed(Fed):
         for tensor in (*paged.tensors(), *cross.tensors()):
             tensor.fill_(torch.nan)
         options = {"rows": rows, "positions": POSITIONS, "threads": threads, "level": level}
-        program = decoder.program(POSITIONS, family.distances(made, POSITIONS))
+        program, model = decoder.program(POSITIONS, family.distances(made, POSITIONS)), TransformerModel(made)
         self.runner = Runner.open(loaded(), program, *paged.tensors(), *cross.tensors(), **options)
+        self.crossing = Runner.open(loaded(), decoder.crossing(), None, **options)
         self.network = EncoderDecoderNetwork(
-            model=TransformerModel(made),
+            model=model,
             family=family,
+            items=ItemEncoder(model=model, family=family),
             paged=paged,
             cross=cross,
             positions=POSITIONS,
             hidden=shape.hidden,
             device=place,
             native=self.runner,
+            crossing=self.crossing,
         )
         self.slots = draw.sample(range(SLOTS), SLOTS)  # of each encoder output
         for number, slot in enumerate(self.slots):
             self.network.write_cross(slot, output(name, number))
+        self.crossing.release()
 
     def feed(self, parts: Sequence[tuple[Told, int, int]]) -> list[Tensor]:
         """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence."""

@@ -1,0 +1,185 @@
+"""Encoders of speech by the native library: a clip's numbers are transformers', and the same bits alone and beside
+others."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from triolet.models.memory.rows import Rows
+from triolet.models.native.library import Library
+from triolet.models.native.runner import Runner
+from triolet.models.native.speech_encoders import Payload, SpeechEncoder
+
+from .conftest import small_config
+from .test_native import loaded
+
+pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+
+MOST = 300  # rows of a clip
+MOONSHINE = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "encoder_num_hidden_layers": 2,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 4,
+}
+CONFIGS: dict[str, Any] = {
+    "moonshine": transformers.MoonshineConfig(**MOONSHINE, pad_head_dim_to_multiple_of=8),
+    "moonshine, turned in part": transformers.MoonshineConfig(
+        **MOONSHINE,
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7},
+    ),
+}
+
+
+@functools.cache
+def module(name: str) -> Any:
+    """The encoder of a model with random weights."""
+    torch.manual_seed(5)
+    config = CONFIGS[name]
+    made = transformers.MoonshineModel._from_config(config, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for parameter in made.parameters():
+            parameter.mul_(3.0).add_(0.02)  # biases and gains are zero and one
+    return made.get_encoder()
+
+
+def clip(name: str, rows: int) -> Payload:
+    """Noise of about ``rows`` rows."""
+    generator = torch.Generator().manual_seed(rows)
+    made = SpeechEncoder(module(name))._kind.clip(module(name), rows)
+    return {
+        key: torch.randn(one.shape, generator=generator) if one.is_floating_point() else one
+        for key, one in made.items()
+    }
+
+
+@functools.cache
+def expected_of(name: str, rows: int) -> Tensor:
+    with torch.inference_mode():
+        found = module(name)(**{key: one[None] for key, one in clip(name, rows).items()})
+    return found.last_hidden_state[0]
+
+
+Encode = Callable[[Sequence[int]], list[Tensor]]
+
+
+@contextmanager
+def encoding(name: str, *, int8: bool = False, level: int = 0, threads: int = 2, rows: int = MOST) -> Iterator[Encode]:
+    encoder = SpeechEncoder(copy.deepcopy(module(name)))
+    assert encoder.unknown() is None
+    encoder.pack(int8=int8)
+    options = {"threads": threads, "level": level}
+    runners = [
+        Runner.open(loaded(), encoder.program(MOST), None, rows=rows, positions=MOST, **options),
+        Runner.open(loaded(), encoder.stem_program(), None, rows=70, positions=3 * MOST, **options),
+    ]
+
+    def encode(lengths: Sequence[int]) -> list[Tensor]:
+        with torch.inference_mode():
+            stem = lambda windows: runners[1].step(windows, Rows.all_of(len(windows)))  # noqa: E731
+            clips = [encoder.embed(clip(name, each), stem) for each in lengths]
+            counts = list(map(len, clips))
+            return list(runners[0].step(torch.cat(clips), Rows.all_of(*counts)).split(counts))
+
+    try:
+        yield encode
+    finally:
+        for runner in runners:
+            runner.release()
+
+
+@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
+    lengths = (1, 33, 150, 7)
+    with encoding(name, level=level) as encode:
+        for rows, found in zip(lengths, encode(lengths), strict=True):
+            expected = expected_of(name, rows)
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_in_int8_are_nearly_those_of_transformers(name: str, level: int) -> None:
+    with encoding(name, level=level, int8=True) as encode:
+        expected, (found,) = expected_of(name, 90), encode([90])
+    assert float((found - expected).norm() / expected.norm()) < 0.06
+
+
+@given(
+    name=st.sampled_from(list(CONFIGS)),
+    lengths=st.lists(st.sampled_from([1, 2, 31, 32, 33, 49, 150]), min_size=1, max_size=5),
+    threads=st.integers(1, 4),
+    rows=st.sampled_from([160, MOST]),
+    level=st.sampled_from([1, 3, 4]),
+    int8=st.booleans(),
+)
+def test_a_clip_has_the_same_bits_beside_others(
+    name: str, lengths: list[int], threads: int, rows: int, level: int, int8: bool
+) -> None:
+    with encoding(name, level=level, int8=int8) as alone:
+        expected = [alone([each])[0] for each in lengths]
+    with encoding(name, level=level, int8=int8, threads=threads, rows=rows) as together:
+        for one, found in zip(expected, together(lengths), strict=True):
+            assert torch.equal(one, found)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_packed_module_computes_what_it_did(name: str) -> None:
+    packed = copy.deepcopy(module(name))
+    SpeechEncoder(packed).pack()
+    with torch.inference_mode():
+        found = packed(**{key: one[None] for key, one in clip(name, 40).items()}).last_hidden_state[0]
+    expected = expected_of(name, 40)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("name", ["moonshine"])
+def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name: str, quantization: Any) -> None:
+    """By the library, with what int8 rounds."""
+    executor, description = opens(folder(name), small_config(quantization=quantization))
+    assert description.native
+    sounds = [torch.randn(size, generator=torch.Generator().manual_seed(size)).numpy() for size in (5000, 900, 20_000)]
+    jobs = [description.preparer.prepare((), audio=[sound]).items[0] for sound in sounds]
+    executor.encode(tuple(jobs))
+    parts = executor._open.parts
+    for job in jobs:
+        executor.encode((evolve(job, key="alone"),))
+        found = executor._open.outputs.get(job.key)
+        assert torch.equal(found, executor._open.outputs.get("alone"))
+        with torch.inference_mode():
+            (expected,) = parts.network.family.encode(parts.model.module, [job.payload])
+        apart = float((found - expected).abs().max() / expected.abs().max())
+        assert apart < (1e-4 if quantization is None else 0.1)
+        executor.free(("alone",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hidden_size": 40}, "the width of its encoder is 40; known: multiples of 16"),
+        ({"encoder_hidden_act": "mish"}, "the activation of its encoder is mish; known: silu"),
+        ({"encoder_num_key_value_heads": 2}, "its encoder has fewer heads of keys than of queries"),
+    ],
+)
+def test_what_the_library_does_not_know_is_told(changes: dict[str, Any], why: str) -> None:
+    made = transformers.MoonshineModel(transformers.MoonshineConfig(**{**MOONSHINE, **changes}))
+    told = SpeechEncoder(made.get_encoder()).unknown()
+    assert told is not None
+    assert told.startswith(why)
