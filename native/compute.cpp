@@ -1031,13 +1031,17 @@ void add_places(const Engine& e, const Operation& o, const Block& b, int head, i
         if (!m) continue;
         const float* x = from.data + (int64_t)(of_keys ? low : b.row) * from.width + (of_keys ? o.heads + head : head) * o.size;
         const int before = head * (m->panels / o.heads), rows = of_keys ? count : b.rows, others = of_keys ? b.rows : count;
-        const int least_panel = place_at(o, away - b.rows + 1) / PANEL, most_panel = place_at(o, away + count - 1) / PANEL;
-        multiply<Float32>(*m, before + least_panel, most_panel - least_panel + 1, 0, x, from.width, rows, [&](int p, int row, float* found, float*) {
-            const int place = (p - before) * PANEL, first = of_keys ? away + row - others + 1 : away - row;
-            const int end = least(first + others, nearest_at(o, place + PANEL));
-            for (int far = most(first, nearest_at(o, place)); far < end; far++)
-                scores[of_keys ? (away + row - far) * width + row : row * width + far - first] += found[place_at(o, far) - place] * o.scale;
-        });
+        for (int start = 0; start < rows; start += BATCH) {  // some keys have few places
+            const int taken = least(BATCH, rows - start), nearest = away - b.rows + 1 + (of_keys ? start : 0);
+            const int low_panel = place_at(o, nearest) / PANEL;
+            const int high_panel = place_at(o, of_keys ? away + start + taken - 1 : away + count - 1) / PANEL;
+            multiply<Float32>(*m, before + low_panel, high_panel - low_panel + 1, 0, x + (int64_t)start * from.width, from.width, taken, [&](int p, int i, float* found, float*) {
+                const int row = start + i, place = (p - before) * PANEL, first = of_keys ? away + row - others + 1 : away - row;
+                const int end = least(first + others, nearest_at(o, place + PANEL));
+                for (int far = most(first, nearest_at(o, place)); far < end; far++)
+                    scores[of_keys ? (away + row - far) * width + row : row * width + far - first] += found[place_at(o, far) - place] * o.scale;
+            });
+        }
     }
 }
 
