@@ -166,8 +166,8 @@ class TextEncoder:
             return others
         if not all(map(is_known, [linear for layer in layers for linear in layer.linears])):
             return "its linear layers are not torch's"
-        joined = (getattr(parent, name) for layer in layers for parent, names in layer.matrices for name in names[:2])
-        if len({hasattr(one, "scales") for one in joined}) > 1:
+        joined = [[getattr(one, name) for name in names] for layer in layers for one, names in layer.matrices]
+        if any(len({hasattr(one, "scales") for one in neighbours}) > 1 for neighbours in joined):
             return "its linear layers are in int8 in part"
         if scale_of(self.module.get_input_embeddings()) is None:
             return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
@@ -236,8 +236,7 @@ class TextEncoder:
         encoder = getattr(self.base, "encoder", None)
         if not hasattr(encoder, "relative_attention_bias"):
             return None
-        far = torch.arange(-_FARTHEST, _FARTHEST + 1)
-        buckets = encoder.relative_position_bucket(far, num_buckets=encoder.relative_attention_bias.num_embeddings)
+        buckets = encoder.relative_position_bucket(torch.arange(-_FARTHEST, _FARTHEST + 1))
         return plain(encoder.relative_attention_bias.weight[buckets].T)
 
     def _places(self, layer: _Layer, positions: int) -> Places | None:

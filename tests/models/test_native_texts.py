@@ -18,6 +18,7 @@ from triolet.core.config import EngineConfig
 from triolet.core.request import Pooling
 from triolet.models.blueprints.comparison import _feed, _record
 from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.linear.modules import QuantizedLinear
 from triolet.models.native.encoders import TextEncoder
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
@@ -211,6 +212,27 @@ def test_a_head_may_read_all_rows(open_driver: Any, tmp_path: Any, pooling: str)
     with torch.inference_mode():
         expected = model(torch.tensor([job.prompt])).logits[0].tolist()
     assert driver.run(job)[0].vector == pytest.approx(expected, abs=1e-5)
+
+
+def test_distances_of_mpnet_have_32_places_whatever_its_settings_say() -> None:
+    """So it is in transformers."""
+    model, text = encoder_of("MPNet", relative_attention_num_buckets=40), noise(90, 1)
+    runner = opened(model)
+    with torch.inference_mode():
+        expected = model(torch.tensor([text])).last_hidden_state[0]
+    torch.testing.assert_close(hidden_states(runner, [text])[0], expected, atol=1e-5, rtol=0)
+    runner.release()
+
+
+@pytest.mark.parametrize(("place", "why"), [("value", "its linear layers are in int8 in part"), ("output", None)])
+def test_neighbours_are_in_int8_together(place: str, why: str | None) -> None:
+    """Queries, keys and values are one matrix."""
+    model = copy.deepcopy(encoder_of("Bert"))
+    layer = model.encoder.layer[1].attention
+    parent, name = (layer.self, "value") if place == "value" else (layer.output, "dense")
+    linear = getattr(parent, name)
+    setattr(parent, name, QuantizedLinear(torch.ones(64, 64, dtype=torch.int8), torch.ones(64), linear.bias))
+    assert TextEncoder(model).unknown() == why
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
