@@ -8,9 +8,11 @@ import mmap
 import platform
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # `trim` is imported before an engine starts, and torch takes seconds
+    import torch
+    from torch import Tensor
 
 
 def trim() -> None:
@@ -34,6 +36,8 @@ def large_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     """Returns a new tensor. On the CPU of Linux it asks for large pages (admin-guide/mm/transhuge of the kernel): the
     processor then finds addresses faster. On virtual machines, memory that is read once a step is read up to twice as
     fast. What the system does not give in large pages it gives in small ones."""
+    import torch
+
     made = torch.empty(shape, dtype=dtype, device=device)
     advise = _madvise()
     if made.device.type == "cpu" and advise is not None:
