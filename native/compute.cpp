@@ -579,6 +579,7 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
             v = o.ending == GATED ? activated(v, o.activation) * value : v * activated(value, o.activation);
         }
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
+        if (o.scale != 0.0f && o.scale != 1.0f) v *= o.scale;
         if (o.ending == CAPPED) v = o.cap * tanh_of(v / o.cap);
         if (o.ending == ADD) v += load_upto(at + i, count - i);
         store_upto(at + i, v, count - i);
@@ -652,19 +653,22 @@ inline uint8_t* key_at(const Engine& e, const Operation& o, const Block& b, int 
     return page_of(m, o.layer, page) + number * bytes_of(m.kv_format);
 }
 
-void turn_head(const Operation& o, const float* gain, float* x, const float* cosines, const float* sines, float scale) {
-    if (gain) {
-        V squares = {};
-        for (int i = 0; i < o.size; i += VL) {
-            const V v = load_upto(x + i, o.size - i);
-            squares = fuse(v, v, squares);
-        }
-        const float factor = 1.0f / __builtin_sqrtf(total(squares) / o.size + o.epsilon);
-        for (int i = 0; i < o.size; i += VL) {
-            const int left = o.size - i;
-            store_upto(x + i, load_upto(x + i, left) * factor * load_upto(gain + i, left), left);
-        }
+// The root mean square norm of `size` numbers, which may be any number
+void norm_heads(const Operation& o, const float* gain, float* x, int size) {
+    V squares = {};
+    for (int i = 0; i < size; i += VL) {
+        const V v = load_upto(x + i, size - i);
+        squares = fuse(v, v, squares);
     }
+    const float factor = 1.0f / __builtin_sqrtf(total(squares) / size + o.epsilon);
+    for (int i = 0; i < size; i += VL) {
+        const int left = size - i;
+        store_upto(x + i, load_upto(x + i, left) * factor * load_upto(gain + i, left), left);
+    }
+}
+
+void turn_head(const Operation& o, const float* gain, float* x, const float* cosines, const float* sines, float scale) {
+    if (gain) norm_heads(o, gain, x, o.size);
     const int half = o.turned / 2, apart = o.paired ? 1 : half, step = o.paired ? 2 : 1;
     for (int i = 0; i < half; i++) {
         const float a = x[step * i], b = x[step * i + apart];
@@ -688,9 +692,16 @@ void turn(Engine& e, const Operation& o, int block) {
             sines = t.sines + at;
         }
         float* x = m.buffers[o.from].data + (int64_t)row * m.buffers[o.from].width;
-        for (int h = 0; h < o.heads; h++) turn_head(o, o.query_gain, x + h * o.size, cosines, sines, o.scale);
         float* keys = x + o.heads * o.size;
-        for (int h = 0; h < o.kv_heads; h++) turn_head(o, o.key_gain, keys + h * o.size, cosines, sines, 1.0f);
+        const float *query_gain = o.query_gain, *key_gain = o.key_gain;
+        if (o.together && query_gain && key_gain) {
+            norm_heads(o, query_gain, x, o.heads * o.size);
+            norm_heads(o, key_gain, keys, o.kv_heads * o.size);
+            query_gain = key_gain = nullptr;
+        }
+        const float scale = o.shift ? o.scale * o.shift[position] : o.scale;
+        for (int h = 0; h < o.heads; h++) turn_head(o, query_gain, x + h * o.size, cosines, sines, scale);
+        for (int h = 0; h < o.kv_heads; h++) turn_head(o, key_gain, keys + h * o.size, cosines, sines, 1.0f);
         if (!m.pages) continue;
         uint8_t* to = key_at(e, o, b, 0, position);
         const int width = o.kv_heads * o.size;

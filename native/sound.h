@@ -41,6 +41,7 @@ static inline bool is_sound(const Operation& o, const Model& m) {
                (!o.places || (is_sound(o.place_keys, o) && is_sound(o.place_queries, o)));
     if (o.kind == TURN) {
         if (2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
+        if (o.shift && o.distance_count < m.positions) return false;
         if (o.turned && (!within(o.table, 0, m.turns_count - 1) || o.turned / 2 > m.turns[o.table].half)) return false;
         if (!m.pages) return true;
     }

@@ -44,18 +44,21 @@ struct Operation {
     const Matrix* matrix;
     int32_t ending, activation;
     float cap;
+    // LINEAR: what it computes is multiplied with ``scale``, before it is added or capped; 0: it is not.
     // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page, if
-    // the model has pages.
+    // the model has pages. Queries are multiplied with ``scale``, and with ``shift`` [distance_count] of their position,
+    // if there is some.
     // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot; scales the queries.
     // ATTEND_ALL: each row attends to all rows of its chunk, before it and behind it, whose queries, keys and values are
     // in ``from``
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines
-    const float *query_gain, *key_gain;    // [size] of norms of each head, or none
+    const float *query_gain, *key_gain;    // [size] of norms of each head, or none; both [heads][size] if ``together``
     float scale, soft_cap;                 // of scores, or of embeddings; 0: no cap
     int32_t window;                        // positions that a row sees, its own included, of ATTEND_ALL on each side; 0: all
     int32_t paired;                        // 1: dimensions are turned with their neighbours, not in halves
+    int32_t together;                      // 1: all queries of a row have one norm, and all keys another one
     int32_t distance_count;
     const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none.
                                            // ATTEND_ALL: from keys far before to far behind, the row's own in the middle

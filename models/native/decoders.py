@@ -1,28 +1,92 @@
 """Decoders of transformers as programs of the native library.
 
-A layer consists of norm, attention, sum, norm, gated feed-forward part, sum (Touvron et al. 2023, "LLaMA", section
-2.2), with rotary positions in halves (Su et al. 2021). A model may add biases, norms of each head, sliding windows,
-layers without positions, norms before each sum, and soft caps (Gemma Team 2024, "Gemma 2", section 2).
+A family of decoders is a `Recipe`: which parts a layer has, and where its norms stand (Touvron et al. 2023, "LLaMA",
+section 2.2, and its kin). Rotary positions (Su et al. 2021) turn dimensions in halves or in pairs. A model may add
+biases, norms of heads, sliding windows, layers without positions, soft caps (Gemma Team 2024, "Gemma 2", section 2),
+and factors of embeddings, sums and logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
-from attrs import define, field, frozen
+import torch
+from attrs import define, evolve, field, frozen
+from torch.nn import functional
 
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
-from .parts import epsilon_of, gain_of, is_known, norm_of, pack_linears, pack_words, scale_of, turns_of, unknown_turns
-from .program import MULTIPLE, Attention, Program
+from .parts import (
+    epsilon_of,
+    gain_of,
+    is_known,
+    is_layer_norm,
+    norm_of,
+    pack_linears,
+    pack_words,
+    plain,
+    scale_of,
+    turns_of,
+    unknown_turns,
+)
+from .program import MULTIPLE, Attention, Normed, Program
+from .recipes import FAMILIES, RECIPES, Recipe
 
-_PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
-_JOINED = frozenset({"Phi3DecoderLayer"})  # queries, keys and values are one matrix already, gates and values another
-_NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # with norms before each sum; stored gains are 1 less
-_LAYERS = _PLAIN | _JOINED | _NORMED | {"SmolLM3DecoderLayer"}
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"})
+MODEL_TYPES = frozenset(FAMILIES)
 """Model types of configurations whose models have such layers."""
+
+
+@frozen(eq=False)
+class _Layer:
+    """The parts of one layer, as its recipe names them."""
+
+    module: Any
+    recipe: Recipe
+
+    @property
+    def attention(self) -> Any:
+        return getattr(self.module, self.recipe.attention)
+
+    @property
+    def feed(self) -> Any:
+        return getattr(self.module, self.recipe.feed) if self.recipe.feed else self.module
+
+    @property
+    def matrices(self) -> tuple[tuple[Any, tuple[str, ...]], ...]:
+        """For each packed matrix, a module and the names of its linear layers that the matrix joins."""
+        recipe, attention, feed = self.recipe, self.attention, self.feed
+        return (
+            (attention, recipe.read),
+            (attention, (recipe.out,)),
+            (feed, recipe.widen),
+            (feed, (recipe.narrow,)),
+        )
+
+    @property
+    def groups(self) -> list[list[Any]]:
+        """The linear layers of each matrix."""
+        return [[getattr(parent, name) for name in names] for parent, names in self.matrices]
+
+    def panels(self) -> list[Panels]:
+        """Returns the panels of each matrix. The matrices must be packed."""
+        return [group[0].panels() for group in self.groups]
+
+    @property
+    def norms(self) -> list[Any]:
+        """The norms before attention, before its sum, before the feed-forward part and before its sum; ``None``: there
+        is none."""
+        return [getattr(self.module, name) if name else None for name in self.recipe.norms]
+
+    @property
+    def head_norms(self) -> list[Any]:
+        """The norms of queries and keys; ``None``: there are none."""
+        return [getattr(self.attention, name, None) for name in self.recipe.head_norms]
+
+    @property
+    def is_parallel(self) -> bool:
+        return bool(getattr(self.module, "use_parallel_residual", self.recipe.parallel))
 
 
 @frozen(eq=False)
@@ -55,32 +119,56 @@ class CausalDecoder:
         return getattr(self.module, "get_output_embeddings", lambda: None)()
 
     @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of the layers; ``None``: they are unknown."""
+        found = [recipe for kind, recipe in RECIPES.items() if kind in self._kinds()]
+        return found[0] if len(found) == 1 else None
+
+    def _kinds(self) -> set[str]:
+        """Returns the classes of the layers."""
+        paths = {recipe.layers for recipe in RECIPES.values()}
+        return {type(layer).__name__ for path in paths for layer in _found(self.base, path, ())}
+
+    @property
+    def layers(self) -> Iterator[_Layer]:
+        """The layers, whose recipe is known."""
+        recipe = self.recipe
+        assert recipe is not None, "`unknown` gives the reason"
+        return (_Layer(module, recipe) for module in attrgetter(recipe.layers)(self.base))
+
+    @property
     def linears(self) -> list[Any]:
         """The linear layers of all layers, one layer after the other, and the head."""
         head = self.head
-        own = [each for each in self.base.layers.modules() if type(each).__name__.endswith("Linear")]
+        own = [linear for layer in self.layers for group in layer.groups for linear in group]
         return own + ([] if head is None else [head])
 
     def unknown(self) -> str | None:
         """Returns the reason why the decoder cannot be a program; ``None``: it can."""
-        base, config = self.base, self.config
-        own = list(getattr(base, "layers", ()))
-        names = {type(layer).__name__ for layer in own}
-        if len(own) != len(self.windows) or len(names) != 1 or names - _LAYERS:
-            return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(_LAYERS))}"
-        if _activation(base) not in ACTIVATIONS:
-            return f"its activation is {_activation(base)}; known: {', '.join(ACTIVATIONS)}"
+        base, config, recipe, names = self.base, self.config, self.recipe, self._kinds()
+        if recipe is None or len(names) != 1 or len(self.windows) != len(list(self.layers)):
+            return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(RECIPES))}"
+        activation, embedding = getattr(config, recipe.activation), self.module.get_input_embeddings()
+        if activation not in ACTIVATIONS:
+            return f"its activation is {activation}; known: {', '.join(ACTIVATIONS)}"
         if others := unknown_turns(config):
             return others
         if not all(map(is_known, self.linears)):
             return "its linear layers are not torch's"
-        if any(len({hasattr(one, "scales") for one in group}) > 1 for layer in own for group in _neighbours(layer)):
+        if any(len({hasattr(one, "scales") for one in group}) > 1 for layer in self.layers for group in layer.groups):
             return "its linear layers are in int8 in part"
-        if scale_of(self.module.get_input_embeddings()) is None:
-            return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
-        widths = config.hidden_size, config.intermediate_size
-        if widths[0] % MULTIPLE or widths[1] % PANEL:
-            return f"its widths are {widths[0]} and {widths[1]}; known: multiples of {MULTIPLE} and {PANEL}"
+        if scale_of(embedding) is None:
+            return f"its embedding is a {type(embedding).__name__}; known: torch's"
+        if any(norm is not None and is_layer_norm(norm) for layer in self.layers for norm in layer.head_norms):
+            return "its heads have layer norms"
+        last = _found(base, recipe.last_norm, None)
+        if any(getattr(norm, "weight", None) is None for norm in (last, *filter(None, next(self.layers).norms))):
+            return "its norms have no weights, or there is none behind the layers"
+        hidden = config.hidden_size
+        if hidden % MULTIPLE or getattr(config, "word_embed_proj_dim", hidden) != hidden:
+            return f"its width is {hidden}; known: multiples of {MULTIPLE}, which embeddings have, too"
+        if recipe.gated and config.intermediate_size % PANEL:
+            return f"its feed-forward part has a width of {config.intermediate_size}; known: multiples of {PANEL}"
         return None
 
     def pack(self, *, int8: bool = False) -> None:
@@ -90,15 +178,10 @@ class CausalDecoder:
         Args:
             int8: quantize the matrices.
         """
-        for layer in self.base.layers:
-            attention, feed = layer.self_attn, layer.mlp
-            for parent, names in (
-                (attention, _read_by(attention)),
-                (attention, ("o_proj",)),
-                (feed, _gates_of(feed)),
-                (feed, ("down_proj",)),
-            ):
-                pack_linears(parent, names, int8=int8)
+        for layer in self.layers:
+            for index, (parent, names) in enumerate(layer.matrices):
+                heads = self.config.num_attention_heads if index == 0 and layer.recipe.in_heads else 0
+                pack_linears(parent, names, int8=int8, heads=heads)
         pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)
 
     def program(self, positions: int) -> Program:
@@ -108,113 +191,135 @@ class CausalDecoder:
         Args:
             positions: the largest number of positions of a sequence.
         """
-        return _ProgramWriter(self, positions).write()
+        recipe = self.recipe
+        assert recipe is not None, "`unknown` gives the reason"
+        return _ProgramWriter(self, recipe, positions).write()
 
 
 @define(eq=False)
 class _ProgramWriter:
-    """A writer of the program of one decoder."""
+    """A writer of the program of one decoder.
+
+    Hidden states are kept without the factor of the embeddings, by which no norm of them is changed but for its
+    epsilon. So embeddings need no operation of their own, wherever they come from."""
 
     decoder: CausalDecoder
+    recipe: Recipe
     positions: int
     program: Program = field(factory=Program, init=False)
-    tables: dict[str, tuple[int, int]] = field(factory=dict, init=False)  # see `_table`, by kind of layer
+    tables: dict[tuple[str, ...], tuple[int, int]] = field(factory=dict, init=False)  # see `_table`, by kind of layer
 
     def write(self) -> Program:
-        base, config, program = self.decoder.base, self.decoder.config, self.program
-        heads, kv_heads, size = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            int(base.layers[0].self_attn.head_dim),
-        )
-        hidden, split = program.buffer(config.hidden_size), program.buffer((heads + 2 * kv_heads) * size)
-        attended, inner = program.buffer(heads * size), program.buffer(config.intermediate_size)
+        base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
+        inputs, out, _, narrow = next(self.decoder.layers).panels()
+        hidden, split = program.buffer(config.hidden_size), program.buffer(inputs.outputs)
+        attended, inner = program.buffer(out.inputs), program.buffer(narrow.inputs)
         summand = program.buffer(config.hidden_size)
         embedding = self.decoder.module.get_input_embeddings()
-        program.look_up(hidden, embedding.panels(), embedding.scale)
-        for index, layer in enumerate(base.layers):
-            attention, feed = layer.self_attn, layer.mlp
-            normed = type(layer).__name__ in _NORMED
-            inputs = _first_of(attention, _read_by(attention))
-            before = layer.pre_feedforward_layernorm if normed else layer.post_attention_layernorm
-            program.linear(hidden, split, inputs, Ending.STORE, norm=norm_of(layer.input_layernorm))
-            program.attend(split, attended, self._attention(index, attention, heads, kv_heads, size))
-            self._add(attended, hidden, summand, attention.o_proj, layer.post_attention_layernorm if normed else None)
-            activation = ACTIVATIONS[_activation(base)]
-            gates = _first_of(feed, _gates_of(feed))
-            program.linear(hidden, inner, gates, Ending.GATED, norm=norm_of(before), activation=activation)
-            self._add(inner, hidden, summand, feed.down_proj, layer.post_feedforward_layernorm if normed else None)
-        last, head = program.buffer(config.hidden_size), self.decoder.head
-        program.norm(hidden, last, norm_of(base.norm), wanted=True)
+        program.look_up(hidden, embedding.panels(), embedding.scale, self._places())
+        activation = ACTIVATIONS[getattr(config, recipe.activation)]
+        ending = Ending.GATED if recipe.gated else Ending.ACTIVATED
+        for index, layer in enumerate(self.decoder.layers):
+            inputs, out, widen, narrow = layer.panels()
+            first, behind, second, last = layer.norms
+            attention = self._attention(index, layer)
+            program.linear(hidden, split, inputs, Ending.STORE, norm=self._norm(first))
+            if layer.is_parallel:
+                program.linear(hidden, inner, widen, ending, norm=self._norm(second), activation=activation)
+            program.attend(split, attended, attention)
+            self._add(attended, hidden, summand, out, behind)
+            if not layer.is_parallel:
+                program.linear(hidden, inner, widen, ending, norm=self._norm(second), activation=activation)
+            self._add(inner, hidden, summand, narrow, last)
+        end, head = program.buffer(config.hidden_size), self.decoder.head
+        final = self._norm(attrgetter(recipe.last_norm)(base))
+        assert final is not None, "a decoder ends with a norm"
+        program.norm(hidden, end, final, wanted=True)
         if head is not None:
-            caps = type(base.layers[0]).__name__ in _NORMED  # others ignore what a file may say
-            cap = self.decoder.config.final_logit_softcapping if caps else None
-            ending = Ending.CAPPED if cap else Ending.STORE
+            cap = config.final_logit_softcapping if recipe.caps else None  # others ignore what a file may say
+            scale = self._setting(recipe.logits_by) / self._setting(recipe.logits_over)
             panels, program.has_head, program.chooses = head.panels(), True, True
-            program.linear(last, program.buffer(panels.outputs), panels, ending, cap=cap or 0.0, wanted=True)
+            logits = program.buffer(panels.outputs)
+            kind = Ending.CAPPED if cap else Ending.STORE
+            program.linear(end, logits, panels, kind, cap=cap or 0.0, scale=scale, wanted=True)
         return program
 
-    def _add(self, source: int, hidden: int, summand: int, linear: Any, norm: Any) -> None:
-        """Adds the outputs of ``linear`` for the buffer ``source`` to the hidden states, normalized if there is a
+    def _setting(self, name: str) -> float:
+        """Returns a factor of the configuration; 1 if there is no ``name``."""
+        return float(getattr(self.decoder.config, name)) if name else 1.0
+
+    def _places(self) -> torch.Tensor | None:
+        """Returns the embeddings of positions, float32 [positions, hidden]; ``None``: the model has none."""
+        if not self.recipe.positions:
+            return None
+        module = attrgetter(self.recipe.positions)(self.decoder.base)
+        own = plain(module.weight[getattr(module, "offset", 0) :][: self.positions])
+        return functional.pad(own, (0, 0, 0, self.positions - len(own)))  # comparisons may have more
+
+    def _norm(self, module: Any) -> Normed | None:
+        """Returns a norm of hidden states; ``None``: there is none."""
+        if module is None:
+            return None
+        norm = norm_of(module)
+        return evolve(norm, epsilon=norm.epsilon / self._setting(self.recipe.embeddings_by) ** 2)
+
+    def _add(self, source: int, hidden: int, summand: int, panels: Panels, norm: Any) -> None:
+        """Adds the outputs of a linear layer for the buffer ``source`` to the hidden states, normalized if there is a
         ``norm``."""
+        scale = self._setting(self.recipe.residuals_by) / self._setting(self.recipe.embeddings_by)
         if norm is None:
-            self.program.linear(source, hidden, linear.panels(), Ending.ADD)
+            self.program.linear(source, hidden, panels, Ending.ADD, scale=scale)
             return
-        self.program.linear(source, summand, linear.panels(), Ending.STORE)
+        self.program.linear(source, summand, panels, Ending.STORE)
         self.program.norm(summand, hidden, norm_of(norm), add=True)
 
-    def _attention(self, index: int, attention: Any, heads: int, kv_heads: int, size: int) -> Attention:
-        query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        turns, caps = bool(getattr(attention, "use_rope", True)), type(attention).__name__ == "Gemma2Attention"
-        table, turned = self._table(getattr(self.decoder.config, "layer_types", None), index) if turns else (0, 0)
+    def _attention(self, index: int, layer: _Layer) -> Attention:
+        recipe, attention, config = self.recipe, layer.attention, self.decoder.config
+        inputs, out, _, _ = layer.panels()
+        size, query_norm, key_norm = out.inputs // config.num_attention_heads, *layer.head_norms
+        turns = hasattr(self.decoder.base, "rotary_emb") and recipe.is_turned(attention)
+        table, turned = self._table(getattr(config, "layer_types", None), index) if turns else (0, 0)
+        query_gain = None if query_norm is None else gain_of(query_norm)
         return Attention(
             layer=index,
-            heads=heads,
-            kv_heads=kv_heads,
+            heads=config.num_attention_heads,
+            kv_heads=(inputs.outputs - out.inputs) // (2 * size),
             size=size,
             scale=float(attention.scaling),
             turned=turned,
             table=table,
+            paired=recipe.paired,
             window=self.decoder.windows[index] or 0,
-            soft_cap=float(attention.attn_logit_softcapping or 0.0) if caps else 0.0,
+            soft_cap=float(attention.attn_logit_softcapping or 0.0) if recipe.caps_scores else 0.0,
             epsilon=0.0 if query_norm is None else epsilon_of(query_norm),
-            query_gain=None if query_norm is None else gain_of(query_norm),
+            query_gain=query_gain,
             key_gain=None if key_norm is None else gain_of(key_norm),
+            together=query_gain is not None and len(query_gain) != size,
+            factors=self._factors() if recipe.by_position else None,
         )
+
+    def _factors(self) -> torch.Tensor:
+        """Returns the numbers by which queries are multiplied, float32 [positions]."""
+        told = self.decoder.config.rope_parameters
+        far = torch.floor(torch.arange(self.positions) / told["original_max_position_embeddings"])
+        return plain(1 + told["llama_4_scaling_beta"] * torch.log(1 + far))
 
     def _table(self, kinds: Sequence[str] | None, index: int) -> tuple[int, int]:
         """Returns the index of a layer's cosines and sines in `Program.turns`, and the number of dimensions of a head
         that they turn."""
-        rotary = self.decoder.base.rotary_emb
-        several = type(rotary).__name__ == "Gemma3RotaryEmbedding"  # one for each kind of layer
-        kind = kinds[index] if several and kinds is not None else ""
+        kind = (kinds[index],) if self.recipe.by_kind and kinds is not None else ()
         if kind not in self.tables:
-            self.program.turns.append(turns_of(rotary, self.positions, *([kind] if several else [])))
+            rotary, repeated = self.decoder.base.rotary_emb, self.recipe.repeated
+            self.program.turns.append(turns_of(rotary, self.positions, *kind, repeated=repeated))
             half = self.program.turns[-1][0].shape[1]
             self.tables[kind] = len(self.program.turns) - 1, 2 * half
         return self.tables[kind]
 
 
-def _read_by(attention: Any) -> tuple[str, ...]:
-    return ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
-
-
-def _gates_of(feed: Any) -> tuple[str, ...]:
-    return ("gate_up_proj",) if hasattr(feed, "gate_up_proj") else ("gate_proj", "up_proj")
-
-
-def _neighbours(layer: Any) -> tuple[list[Any], list[Any]]:
-    """Returns two groups of linear layers; each group becomes one matrix."""
-    attention, feed = layer.self_attn, layer.mlp
-    return [getattr(attention, name) for name in _read_by(attention)], [getattr(feed, name) for name in _gates_of(feed)]
-
-
-def _activation(base: Any) -> str:
-    config = base.config
-    return str(config.hidden_activation if type(base.layers[0]).__name__ in _NORMED else config.hidden_act)
-
-
-def _first_of(parent: Any, names: Sequence[str]) -> Panels:
-    """Returns the matrix that the linear layers ``names`` of ``parent`` share."""
-    panels: Panels = getattr(parent, names[0]).panels()
-    return panels
+def _found(module: Any, path: str, default: Any) -> Any:
+    """Returns what ``path`` names in ``module``; ``default`` if there is nothing."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+        if module is None:
+            return default
+    return module

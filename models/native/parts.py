@@ -26,15 +26,21 @@ _PART = 4096  # outputs that are unpacked at a time
 
 
 class PackedLinear(nn.Module):
-    """A replacement for an `nn.Linear`: ``outputs`` outputs of a matrix in panels, from output ``first`` on. The other
-    outputs of the matrix belong to neighbours."""
+    """A replacement for an `nn.Linear`, or for a `Conv1D` of transformers: ``outputs`` outputs of a matrix in panels,
+    from output ``first`` on. The other outputs of the matrix belong to neighbours.
+
+    Args:
+        heads: the module's outputs are queries, keys and values of so many heads, one head after the other; in the
+            matrix all queries come first, then all keys. 0: the order is the same.
+    """
 
     packed: Tensor
     bias: Tensor | None
     weight = None  # T5's layers ask for its dtype, to compute in that
 
-    def __init__(self, panels: Panels, first: int, outputs: int) -> None:
+    def __init__(self, panels: Panels, first: int, outputs: int, heads: int = 0) -> None:
         super().__init__()
+        self.heads = heads
         self.register_buffer("packed", panels.packed)
         self.register_buffer("bias", panels.bias)
         self.whole, self.in_features = panels.outputs, panels.inputs
@@ -51,7 +57,10 @@ class PackedLinear(nn.Module):
             stop = min(start + _PART, end)
             bias = None if self.bias is None else self.bias[start:stop]
             parts.append(functional.linear(inputs, panels.part(start, stop), bias))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if not self.heads:
+            return found
+        return found.view(*found.shape[:-1], 3, self.heads, -1).transpose(-3, -2).flatten(-3)
 
 
 class PackedConvolution(nn.Module):
@@ -93,30 +102,47 @@ class PackedEmbedding(nn.Module):
         return rows if self.scale == 1.0 else rows * self.scale
 
 
-def packed(modules: Sequence[Any], *, int8: bool) -> list[PackedLinear]:
+def packed(modules: Sequence[Any], *, int8: bool, heads: int = 0) -> list[PackedLinear]:
     """Packs linear layers that read the same inputs as neighbours in one matrix. The matrix is in int8 if ``int8`` is
-    true or the layers already are."""
-    bias = _bias(modules)
+    true or the layers already are.
+
+    Args:
+        heads: as for `PackedLinear`, of a single layer.
+    """
+    bias = _bias(modules, heads)
+    weights = [_by_parts(each.weight.T if _is_turned(each) else each.weight, heads) for each in modules]
     if hasattr(modules[0], "scales"):  # one for each output
-        values = torch.cat([each.weight for each in modules])
-        panels = Panels.of_int8(values, torch.cat([each.scales for each in modules])[:, None], bias)
+        scales = torch.cat([_by_parts(each.scales, heads) for each in modules])
+        panels = Panels.of_int8(torch.cat(weights), scales[:, None], bias)
     else:
-        weights = [each.weight.detach() for each in modules]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        weight = weights[0].detach() if len(weights) == 1 else torch.cat(weights).detach()
         panels = Panels.of_int8(*quantized(weight), bias) if int8 else Panels.of(weight, bias)
     made, first = [], 0
-    for each in modules:
-        made.append(PackedLinear(panels, first, len(each.weight)))
-        first += len(each.weight)
+    for weight in weights:
+        made.append(PackedLinear(panels, first, len(weight), heads))
+        first += len(weight)
     return made
 
 
-def _bias(modules: Sequence[Any]) -> Tensor | None:
+def _is_turned(linear: Any) -> bool:
+    """True if the weight is [inputs, outputs]."""
+    return type(linear).__name__ == "Conv1D"
+
+
+def _by_parts(outputs: Tensor, heads: int) -> Tensor:
+    """Returns ``outputs`` [heads * 3 * size, ...] in the order of the matrix, see `PackedLinear`."""
+    return outputs.view(heads, 3, -1, *outputs.shape[1:]).transpose(0, 1).flatten(0, 2) if heads else outputs
+
+
+def _bias(modules: Sequence[Any], heads: int) -> Tensor | None:
     if all(each.bias is None for each in modules):
         return None
-    zeros = [torch.zeros(len(each.weight), dtype=torch.float32) for each in modules]
+    zeros = [torch.zeros(each.weight.shape[1 if _is_turned(each) else 0], dtype=torch.float32) for each in modules]
     return torch.cat(
-        [zero if each.bias is None else each.bias.detach() for zero, each in zip(zeros, modules, strict=True)]
+        [
+            zero if each.bias is None else _by_parts(each.bias.detach(), heads)
+            for zero, each in zip(zeros, modules, strict=True)
+        ]
     )
 
 
@@ -127,10 +153,12 @@ _FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # rotary kinds that
 
 
 def is_known(linear: Any) -> bool:
-    """True if ``linear`` is a linear layer of torch, is already packed, or is in int8 with one scale for each
-    output."""
-    return type(linear) in {nn.Linear, PackedLinear} or (
-        hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1
+    """True if ``linear`` is a linear layer of torch, a `Conv1D` of transformers, is already packed, or is in int8 with
+    one scale for each output."""
+    return (
+        type(linear) in {nn.Linear, PackedLinear}
+        or _is_turned(linear)
+        or (hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1)
     )
 
 
@@ -145,19 +173,20 @@ def scale_of(embedding: Any) -> float | None:
     return float(embedding.scalar_embed_scale) if name.endswith("TextScaledWordEmbedding") else None
 
 
-def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False) -> None:
+def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False, heads: int = 0) -> None:
     """Replaces linear layers of ``parent``, which all read the same inputs, by one packed matrix."""
-    pack_joined([(parent, name) for name in names], int8=int8)
+    pack_joined([(parent, name) for name in names], int8=int8, heads=heads)
 
 
-def pack_joined(places: Sequence[tuple[Any, str]], *, int8: bool = False) -> None:
+def pack_joined(places: Sequence[tuple[Any, str]], *, int8: bool = False, heads: int = 0) -> None:
     """Replaces linear layers of several modules, which all read the same inputs, by one packed matrix.
 
     Args:
         places: the module and the name of each layer.
+        heads: as for `PackedLinear`.
     """
     modules = [getattr(parent, name) for parent, name in places]
-    for (parent, name), made in zip(places, packed(modules, int8=int8), strict=True):
+    for (parent, name), made in zip(places, packed(modules, int8=int8, heads=heads), strict=True):
         setattr(parent, name, made)
 
 
@@ -195,14 +224,19 @@ def _replace(module: nn.Module, old: Any, new: nn.Module) -> None:
 def norm_of(module: Any) -> Normed:
     """Returns a layer norm or a root mean square norm of transformers as a `Normed`."""
     gain, shift = gain_of(module), getattr(module, "bias", None)
-    if isinstance(module, nn.LayerNorm):
+    if is_layer_norm(module):
         shift = torch.zeros_like(gain) if shift is None else plain(shift)
     return Normed(gain=gain, epsilon=epsilon_of(module), shift=shift)
 
 
+def is_layer_norm(norm: Any) -> bool:
+    """True if a norm subtracts the mean, false for a root mean square norm."""
+    return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in {"CohereLayerNorm", "Cohere2LayerNorm"}
+
+
 def unknown_turns(config: Any) -> str | None:
     """Returns the reason why the library cannot compute the model's rotary positions; ``None``: it can."""
-    told: Mapping[str, Any] = config.rope_parameters or {}
+    told: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
     others = {str(one.get("rope_type", "default")) for one in each} - _FIXED
     if not others:
@@ -210,11 +244,15 @@ def unknown_turns(config: Any) -> str | None:
     return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
 
 
-def turns_of(rotary: Any, positions: int, *kind: str) -> tuple[Tensor, Tensor]:
-    """Returns cosines and sines [positions, half] of rotary positions, for one ``kind`` of layers if it is given."""
+def turns_of(rotary: Any, positions: int, *kind: str, repeated: bool = False) -> tuple[Tensor, Tensor]:
+    """Returns cosines and sines [positions, half] of rotary positions, for one ``kind`` of layers if it is given.
+
+    Args:
+        repeated: each number of the model stands beside itself, not in two halves.
+    """
     cosines, sines = rotary(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
-    half = cosines.shape[-1] // 2
-    return plain(cosines[0, :, :half]), plain(sines[0, :, :half])
+    own = slice(None, None, 2) if repeated else slice(cosines.shape[-1] // 2)
+    return plain(cosines[0, :, own]), plain(sines[0, :, own])
 
 
 def epsilon_of(norm: Any) -> float:
@@ -225,7 +263,7 @@ def epsilon_of(norm: Any) -> float:
 def gain_of(norm: Any) -> Tensor:
     """Returns the numbers that a norm multiplies its rows with."""
     gain = plain(norm.weight)
-    return gain.add_(1.0) if type(norm).__name__ in {"Gemma2RMSNorm", "Gemma3RMSNorm"} else gain
+    return gain.add_(1.0) if type(norm).__name__ in {"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"} else gain
 
 
 def plain(tensor: Tensor) -> Tensor:

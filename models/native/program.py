@@ -57,6 +57,8 @@ class Attention:
             all larger distances, too. If rows attend to both sides, the numbers go from keys far before a row to keys
             far behind it, and the number for the row's own key is in the middle.
         places: what is added to scores by places; ``None``: nothing.
+        together: True: the queries of all heads have one norm, and the keys another one. Their gains are of all heads.
+        factors: float32 [positions], by which queries are multiplied; ``None``: they are not.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: scores are not capped.
     """
 
@@ -72,6 +74,8 @@ class Attention:
     epsilon: float = 0.0
     query_gain: Tensor | None = None  # float32 [size], the gain of a norm of each head; None: heads have no norms
     key_gain: Tensor | None = None
+    together: bool = False
+    factors: Tensor | None = None
     paired: bool = False
     distances: Tensor | None = None
     places: Places | None = None
@@ -134,9 +138,11 @@ class Program:
         norm: Normed | None = None,
         activation: int = 0,
         cap: float = 0.0,
+        scale: float = 1.0,
         wanted: bool = False,
     ) -> None:
-        """Multiplies each row with ``matrix``. ``wanted``: the source has only the wanted rows."""
+        """Multiplies each row with ``matrix``, and what comes out with ``scale``. ``wanted``: the source has only the
+        wanted rows."""
         self._matrices.append(matrix)
         told = {} if norm is None else self._normed(norm)
         self._add(
@@ -148,14 +154,16 @@ class Program:
             ending=ending,
             activation=activation,
             cap=cap,
+            scale=scale,
             **told,
         )
 
     def attend(self, source: int, to: int, attention: Attention) -> None:
         """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes
         keys and values to the pages, and attends."""
-        told = self._attention(attention)
-        self._add(kind=Kind.TURN, source=source, to=source, **told)
+        told, factors = self._attention(attention), attention.factors
+        by_position = {} if factors is None else {"shift": self._kept(factors), "distance_count": len(factors)}
+        self._add(kind=Kind.TURN, source=source, to=source, **{**told, **by_position})
         self._add(kind=Kind.ATTEND, source=source, to=to, **told)
 
     @property
@@ -181,6 +189,7 @@ class Program:
 
     def _attention(self, attention: Attention) -> dict[str, Any]:
         places, told = attention.places, asdict(attention, recurse=False)
+        del told["factors"]
         told |= {
             "query_gain": self._kept(attention.query_gain),
             "key_gain": self._kept(attention.key_gain),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import EncoderItem, Probe
+from triolet.models.native.decoders import MODEL_TYPES
+from triolet.models.native.library import Library
 
 from ..checkpoints.checkpoints import rewrite
 from .texts import Job, generate, noise
@@ -175,29 +178,53 @@ def test_other_kinds_of_attention_are_refused(open_driver, folder, tmp_path, kin
 
 
 def make_more():
-    """Models that nobody has written a line for."""
+    """Models of families that have no checkpoint of their own in the tests."""
     import transformers as t
 
     sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    more = {**sizes, "intermediate_size": 48, "max_position_embeddings": 128, "num_key_value_heads": 2}
+    more = {**sizes, "intermediate_size": 64, "max_position_embeddings": 128, "num_key_value_heads": 2}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 299}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
-    return {
-        "gpt2": lambda: t.GPT2LMHeadModel(
-            t.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    sliding = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    kinds = {
+        "phi3": t.Phi3Config(**more, **ends),
+        "qwen2": t.Qwen2Config(**more),
+        "qwen3_moe": t.Qwen3MoeConfig(**more, **experts, head_dim=8),
+        "granite": t.GraniteConfig(
+            **more, logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=6.0, attention_multiplier=0.5
         ),
-        "phi3": lambda: t.Phi3ForCausalLM(t.Phi3Config(**more, pad_token_id=0)),
-        "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**more)),
-        "qwen3_moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**more, **experts, head_dim=8)),
-        "granite": lambda: t.GraniteForCausalLM(t.GraniteConfig(**more, logits_scaling=2.0, residual_multiplier=0.5)),
-        "olmo2": lambda: t.Olmo2ForCausalLM(t.Olmo2Config(**more)),
-        "cohere": lambda: t.CohereForCausalLM(t.CohereConfig(**more)),
-        "smollm3": lambda: t.SmolLM3ForCausalLM(t.SmolLM3Config(**more, pad_token_id=0)),
+        "olmo2": t.Olmo2Config(**more),
+        "olmo3": t.Olmo3Config(**more, **ends, **sliding),
+        "cohere": t.CohereConfig(**more),
+        "smollm3": t.SmolLM3Config(**more, pad_token_id=0),
+        "gemma": t.GemmaConfig(**more, **ends, head_dim=8),
+        "helium": t.HeliumConfig(**more, **ends, head_dim=8),
+        "seed_oss": t.SeedOssConfig(**more, **ends, head_dim=8),
+        "ernie4_5": t.Ernie4_5Config(**more, **ends, head_dim=8),
+        "ministral3": t.Ministral3Config(
+            **more,
+            **ends,
+            head_dim=8,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "llama_4_scaling_beta": 0.5,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        "exaone4": t.Exaone4Config(**more, **ends, **sliding, head_dim=8),
+        "glm": t.GlmConfig(**more, **ends, head_dim=8),
+        "glm4": t.Glm4Config(**more, **ends, head_dim=8),
+        "starcoder2": t.Starcoder2Config(**more, **ends, sliding_window=16),
+        "gpt2": t.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128),
     }
+    return {name: partial(t.AutoModelForCausalLM.from_config, config) for name, config in kinds.items()}
 
 
 @pytest.mark.parametrize("kind", make_more())
 def test_architectures_without_a_line_of_their_own(open_driver, folder, tmp_path, kind):
-    """Whatever honours transformers' attention interface runs, with its tokens."""
+    """Whatever honours transformers' attention interface runs, with its tokens; the native library computes those that
+    it knows, whatever their batches and chunks."""
     torch.manual_seed(0)
     model = make_more()[kind]().eval()
     with torch.no_grad():
@@ -206,6 +233,8 @@ def test_architectures_without_a_line_of_their_own(open_driver, folder, tmp_path
                 parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
     model.generation_config = GenerationConfig(eos_token_id=299, pad_token_id=0)
     driver = open_driver(tiny(tmp_path, model, folder("llama")))
+    if Library.load() is not None:
+        assert (driver.executor._open.parts.network.native is not None) == (kind in MODEL_TYPES)
     jobs = [Job(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
     results = driver.run(*jobs)
     assert [result.tokens for result in results] == [generate(model, job.prompt, 8) for job in jobs]

@@ -18,14 +18,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
+    HeliumConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    SeedOssConfig,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 from triolet.core.errors import EngineError
@@ -41,6 +53,8 @@ pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed withou
 PAGES, POSITIONS, MOST_ROWS, VOCABULARY = 280, 1_200, 80, 83
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": POSITIONS}
+KINDS = ["sliding_attention", "full_attention"]
+PADS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 KEPT = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])  # what pages and slots hold
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE, **HEADS, attention_bias=True),
@@ -60,7 +74,41 @@ CONFIGS = {
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
     ),
     "smollm3": SmolLM3Config(**SHAPE, **HEADS, no_rope_layers=[1, 0], pad_token_id=0),
+    "gemma": GemmaConfig(**SHAPE, **HEADS),
+    "helium": HeliumConfig(**SHAPE, **{**HEADS, "head_dim": 8}, pad_token_id=0),
+    "seed": SeedOssConfig(**SHAPE, **HEADS, **PADS, attention_bias=True),
+    "ernie": Ernie4_5Config(**SHAPE, **HEADS, **PADS, use_bias=True),
+    "ministral3": Ministral3Config(
+        **SHAPE,
+        **HEADS,
+        **PADS,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "granite": GraniteConfig(
+        **SHAPE,
+        **HEADS,
+        **PADS,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.7,
+        attention_multiplier=0.2,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "olmo2": Olmo2Config(**SHAPE, **HEADS, **PADS),
+    "olmo3": Olmo3Config(**SHAPE, **HEADS, **PADS, sliding_window=21, layer_types=KINDS),
+    "exaone4": Exaone4Config(**SHAPE, **HEADS, **PADS, sliding_window=21, layer_types=KINDS),
+    "glm": GlmConfig(**SHAPE, **HEADS, **PADS, attention_bias=True),
+    "glm4": Glm4Config(**SHAPE, **HEADS, **PADS),
+    "starcoder2": Starcoder2Config(**SHAPE, **HEADS, **PADS, sliding_window=21, use_bias=True),
 }
+ALIKE = {"gemma", "helium", "seed", "ernie", "olmo3", "exaone4", "glm", "glm4", "starcoder2"}
+"""Families whose operations others have, too: the best level is enough."""
+LEVELS = [(name, level) for name in CONFIGS for level in ([0] if name in ALIKE else [1, 3, 4])]
 
 
 def loaded() -> Library:
@@ -81,9 +129,10 @@ def module(name: str) -> Any:
 
 def windows(name: str) -> list[int | None]:
     """Of each layer, as transformers' attention is asked for them."""
-    layers = [layer.self_attn for layer in module(name).base_model.layers]
-    shared = CONFIGS[name].sliding_window if isinstance(CONFIGS[name], MistralConfig) else None
-    return [getattr(layer, "sliding_window", shared) or shared for layer in layers]
+    config = CONFIGS[name]
+    shared = config.sliding_window if isinstance(config, (MistralConfig, Starcoder2Config)) else None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if shared else "full_attention"] * 2
+    return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def decoder_of(name: str) -> CausalDecoder:
@@ -196,8 +245,7 @@ def expected_of(tokens: tuple[int, ...], name: str) -> Tensor:
     return logits[0]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
     draw = random.Random(3)
     with fed(name, level=level) as one:
@@ -213,8 +261,7 @@ def rounded(inputs: Tensor) -> Tensor:
     return (values * scales.repeat_interleave(GROUP, 1)[:, : values.shape[1]]).view(inputs.shape)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_numbers_in_int8_are_those_of_the_packed_module(name: str, level: int) -> None:
     """An input that lies between two values of int8 may be rounded to either, and these models magnify it: so not all
     rows are alike."""
@@ -393,9 +440,13 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
 
 
 def test_a_model_that_is_no_program_says_why() -> None:
-    config = LlamaConfig(**{**SHAPE, "hidden_size": 60}, **HEADS)
-    made = AutoModelForCausalLM.from_config(config)
-    assert CausalDecoder(made, made, [None] * 2).unknown() == "its widths are 60 and 96; known: multiples of 16 and 32"
+    for changes, told in (
+        ({"hidden_size": 60}, "its width is 60; known: multiples of 16"),
+        ({"intermediate_size": 80}, "its feed-forward part has a width of 80; known: multiples of 32"),
+        ({"hidden_act": "mish"}, "its activation is mish; known: silu"),
+    ):
+        made = AutoModelForCausalLM.from_config(LlamaConfig(**{**SHAPE, **changes}, **HEADS))
+        assert str(CausalDecoder(made, made, [None] * 2).unknown()).startswith(told)
 
 
 def test_pieces_of_a_step_have_their_own_pages() -> None:

@@ -131,6 +131,7 @@ struct Made {
         if (normed) norm(o);
         o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY, most_format);
         o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU}), o.cap = 5.0f;
+        o.scale = draw.of({0.0f, 1.0f, 0.7f});
         return o;
     }
 
@@ -199,13 +200,16 @@ struct Made {
             turn.layer = layer, turn.heads = heads, turn.kv_heads = kv_heads, turn.size = size, turn.turned = 2 * half;
             turn.scale = 1.0f / sqrtf((float)size), turn.soft_cap = capped ? 2.0f : 0.0f;
             turn.window = draw.one_in(2) ? draw.of({1, 5, 140, 600}) : 0;
-            if (gained) turn.query_gain = gain(size), turn.key_gain = gain(size);
+            turn.together = draw.one_in(2);
+            if (gained) turn.query_gain = gain(size * (turn.together ? heads : 1));
+            if (gained) turn.key_gain = gain(size * (turn.together ? kv_heads : 1));
             turn.paired = paired, turn.distance_count = joined ? distances | 1 : distances;
             if (distances) turn.distances = arena.values((size_t)(heads + extra) * turn.distance_count, draw, 1.0f);
             Operation attend = turn;
             attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
             if (joined) attend.soft_cap = 0.0f;
             if (joined && draw.one_in(2)) place(attend);
+            if (draw.one_in(3)) turn.distance_count = POSITIONS + 9, turn.shift = gain(turn.distance_count);
             if (turned && (joined || paged)) operations.push_back(turn);
             if (joined || paged) operations.push_back(attend), linear(attended, hidden, ADD, false);
             if (cross) {

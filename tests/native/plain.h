@@ -47,6 +47,7 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
         if (o.ending == GATED) v = activated(v, o.activation) * output(m.panels / 2 * PANEL + out);
         if (o.ending == GATED_BY) v *= activated(output(m.panels / 2 * PANEL + out), o.activation);
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
+        v *= o.scale ? o.scale : 1;
         if (o.ending == CAPPED) v = o.cap * tanh(v / o.cap);
         y.push_back(o.ending == ADD ? v + before[out] : v);
     }
@@ -176,11 +177,19 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         if (o.kind == LINEAR) to = product(made, o, x, to);
         if (o.kind == NORM_ADD)
             for (size_t i = 0; i < x.size(); i++) to[i] += normed(o, x, o.gain, o.norm)[i];
+        const double factor = o.kind == TURN && o.shift ? o.scale * o.shift[position] : o.scale;
+        for (int first : {0, o.heads}) {  // all queries together, and all keys
+            if (o.kind != TURN || !o.together || !o.query_gain) break;
+            const auto begin = x.begin() + first * o.size;
+            const Row all(begin, begin + (first ? o.kv_heads : o.heads) * o.size);
+            const Row done = normed(o, all, first ? o.key_gain : o.query_gain, NO_NORM);
+            std::copy(done.begin(), done.end(), begin);
+        }
         for (int h = 0; o.kind == TURN && h < o.heads + o.kv_heads; h++) {
             const auto begin = x.begin() + h * o.size;
             const float* gain = h < o.heads ? o.query_gain : o.key_gain;
             Row head(begin, begin + o.size);
-            if (gain) head = normed(o, head, gain, NO_NORM);
+            if (gain && !o.together) head = normed(o, head, gain, NO_NORM);
             for (int i = 0; i < o.turned / 2; i++) {
                 const int place = position * made.turns.half + i, first = o.paired ? 2 * i : i;
                 const int second = o.paired ? first + 1 : first + o.turned / 2;
@@ -188,7 +197,7 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
                 const double c = made.turns.cosines[place], s = made.turns.sines[place];
                 head[first] = a * c - b * s, head[second] = b * c + a * s;
             }
-            for (int i = 0; i < o.size; i++) begin[i] = head[i] * (h < o.heads ? o.scale : 1);
+            for (int i = 0; i < o.size; i++) begin[i] = head[i] * (h < o.heads ? factor : 1);
         }
         if (o.kind == TURN) kept[o.layer].emplace_back(x.begin() + o.heads * o.size, x.end());
         for (size_t i = 0; o.kind == TURN && made.kv_format && i < kept[o.layer].back().size(); i++) {

@@ -1,0 +1,140 @@
+"""Families of decoders as data: how transformers names the parts of a layer, and in which order they compute.
+
+A layer consists of attention and a feed-forward part, each with a residual sum. Norms stand before the parts, before
+the sums, or at both places. In some families both parts read the same states (Wang and Komatsuzaki 2021, "GPT-J").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve, frozen
+
+
+def _is_turned(attention: Any) -> bool:
+    return bool(getattr(attention, "use_rope", True))
+
+
+@frozen(kw_only=True)
+class Recipe:
+    """A family of decoders. Names are attributes of transformers' modules; dots separate the parts of a path.
+
+    Args:
+        layers: the layers, in the base model.
+        last_norm: the norm behind them.
+        attention: the attention, in a layer.
+        read: the linear layers of queries, keys and values, in the attention.
+        in_heads: True: outputs of ``read`` are queries, keys and values of one head after the other.
+        out: the linear layer of the attention's outputs.
+        head_norms: the norms of queries and keys, if the attention has them.
+        feed: the feed-forward part, in a layer; empty: the layer itself.
+        widen: the first linear layers of the feed-forward part: gates before what they are multiplied with.
+        narrow: its last linear layer.
+        gated: True: it has gates.
+        norms: the norms of attention: before it, and before its sum; the norms of the feed-forward part likewise.
+            Empty: none.
+        parallel: True: the feed-forward part reads what attention reads, not the sum. A layer may say otherwise.
+        activation: the setting that names the activation.
+        is_turned: tells whether an attention has rotary positions, if the model has some.
+        paired: True: a dimension is turned together with its neighbour.
+        repeated: True: each cosine and sine of the model stands beside itself, not in two halves.
+        by_kind: True: kinds of layers have different rotary positions.
+        by_position: True: queries are multiplied with numbers that depend on their positions, as Llama 4's are.
+        positions: the embedding of positions, in the base model; empty: none.
+        caps: True: logits may be capped.
+        caps_scores: True: scores may be capped.
+        embeddings_by: the setting that embeddings are multiplied with; empty: none.
+        residuals_by: the setting that outputs are multiplied with before each sum.
+        logits_by: the setting that logits are multiplied with.
+        logits_over: the setting that logits are divided by.
+    """
+
+    layers: str = "layers"
+    last_norm: str = "norm"
+    attention: str = "self_attn"
+    read: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    in_heads: bool = False
+    out: str = "o_proj"
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    feed: str = "mlp"
+    widen: tuple[str, ...] = ("gate_proj", "up_proj")
+    narrow: str = "down_proj"
+    gated: bool = True
+    norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
+    parallel: bool = False
+    activation: str = "hidden_act"
+    is_turned: Callable[[Any], bool] = _is_turned
+    paired: bool = False
+    repeated: bool = False
+    by_kind: bool = False
+    by_position: bool = False
+    positions: str = ""
+    caps: bool = False
+    caps_scores: bool = False
+    embeddings_by: str = ""
+    residuals_by: str = ""
+    logits_by: str = ""
+    logits_over: str = ""
+
+
+_PLAIN = Recipe()
+_GEMMA3 = Recipe(
+    norms=(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    activation="hidden_activation",
+    by_kind=True,
+    caps=True,
+)
+_GLM = Recipe(widen=("gate_up_proj",), paired=True)
+_BEHIND = Recipe(norms=("", "post_attention_layernorm", "", "post_feedforward_layernorm"))
+_GRANITE = Recipe(
+    embeddings_by="embedding_multiplier", residuals_by="residual_multiplier", logits_over="logits_scaling"
+)
+
+FAMILIES: dict[str, tuple[str, Recipe]] = {
+    "llama": ("LlamaDecoderLayer", _PLAIN),
+    "mistral": ("MistralDecoderLayer", _PLAIN),
+    "ministral": ("MinistralDecoderLayer", _PLAIN),
+    "ministral3": ("Ministral3DecoderLayer", Recipe(by_position=True)),
+    "qwen2": ("Qwen2DecoderLayer", _PLAIN),
+    "qwen3": ("Qwen3DecoderLayer", _PLAIN),
+    "smollm3": ("SmolLM3DecoderLayer", _PLAIN),
+    "seed_oss": ("SeedOssDecoderLayer", _PLAIN),
+    "phi3": ("Phi3DecoderLayer", Recipe(read=("qkv_proj",), widen=("gate_up_proj",))),
+    "gemma": ("GemmaDecoderLayer", _PLAIN),
+    "gemma2": ("Gemma2DecoderLayer", evolve(_GEMMA3, by_kind=False, caps_scores=True)),
+    "gemma3": ("Gemma3DecoderLayer", _GEMMA3),
+    "gemma3_text": ("Gemma3DecoderLayer", _GEMMA3),
+    "helium": ("HeliumDecoderLayer", Recipe(paired=True)),
+    "ernie4_5": ("Ernie4_5DecoderLayer", Recipe(paired=True)),
+    "granite": ("GraniteDecoderLayer", _GRANITE),
+    "olmo2": ("Olmo2DecoderLayer", _BEHIND),
+    "olmo3": ("Olmo3DecoderLayer", evolve(_BEHIND, by_kind=True)),
+    "exaone4": (
+        "Exaone4DecoderLayer",
+        evolve(_BEHIND, is_turned=lambda attention: attention.sliding_window is None or attention.is_sliding),
+    ),
+    "glm": ("GlmDecoderLayer", _GLM),
+    "glm4": (
+        "Glm4DecoderLayer",
+        evolve(
+            _GLM,
+            norms=(
+                "input_layernorm",
+                "post_self_attn_layernorm",
+                "post_attention_layernorm",
+                "post_mlp_layernorm",
+            ),
+        ),
+    ),
+    "starcoder2": ("Starcoder2DecoderLayer", Recipe(widen=("c_fc",), narrow="c_proj", gated=False)),
+}
+"""By the model type of a configuration: the class of its layers, and their recipe."""
+
+RECIPES: dict[str, Recipe] = dict(FAMILIES.values())
+"""Recipes by the class of the layers."""
