@@ -140,11 +140,15 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         between, largest = _widths(stored, "encoder.layers.0.")
         rows, own = shape.embeddings, max(64 * largest, BATCH * (shape.embeddings + PANEL))
         found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
-    first = ("layers.0.",) if isinstance(blueprint, TextBlueprint) else ("decoder.layers.0.", "decoder.block.0.")
+    text = isinstance(blueprint, TextBlueprint)
+    first = ("layers.0.", "h.0.") if text else ("decoder.layers.0.", "decoder.block.0.")
     between, largest = _widths(stored, *first)
     if isinstance(shape, WhisperShape):
         between += shape.decoder_layers * shape.width  # queries are kept to align words
-    turns = 16 * blueprint.decoder.head_dim if isinstance(blueprint, TextBlueprint) else 0
+    turns = 16 * blueprint.decoder.head_dim if text else 0
+    if isinstance(blueprint, TextBlueprint):
+        between += 3 * blueprint.decoder.hidden  # sums, last states, and what else is not the output of a matrix
+        turns += 4 * blueprint.decoder.hidden * any(map(_is_table, stored))
     positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling
     if _hears(blueprint):
@@ -218,6 +222,11 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
     return known and blueprint.not_native() is None
 
 
+def _is_table(name: str) -> bool:
+    """True if the tensor has embeddings of positions."""
+    return name.endswith((".embed_positions.weight", "wpe.weight"))
+
+
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
     """Yields the tensors that are read. A head that equals the token embedding is left out."""
     tied = isinstance(blueprint, TextBlueprint) and getattr(blueprint.checkpoint.config, "tie_word_embeddings", False)
@@ -239,7 +248,7 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if the tensor is a matrix with which the native library multiplies."""
     if _hears(blueprint) and name.endswith(_CONVOLUTIONS):
         return True
-    if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
+    if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name or _is_table(name):
         return False
     if _reads_texts(blueprint):
         return _OF_TEXTS.search(name) is not None
@@ -276,6 +285,8 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
     if _reads_texts(blueprint) and may_be_native(blueprint):
         return _is_packed(blueprint, name, stored)
     kind = str(blueprint.checkpoint.config.model_type)
-    if "embed" in name and (kind == "gemma" or (_SCALES in kind and not may_be_native(blueprint))):
+    if _is_table(name) and may_be_native(blueprint):
+        return False
+    if "embed" in name and _SCALES in kind and not may_be_native(blueprint):
         return False
     return blueprint.checkpoint.family is None or not any(part in name for part in _ENCODERS)

@@ -214,6 +214,11 @@ class Program:
         return bool(self._operations) and self._operations[0].kind == Kind.LOOKUP
 
     @property
+    def adds_positions(self) -> bool:
+        """True if embeddings of positions are added to those of tokens. Then the program must be fed with tokens."""
+        return self.looks_up and bool(self._operations[0].shift)
+
+    @property
     def attends_to_all(self) -> bool:
         """True if rows attend to all rows of their chunk. Such a chunk must not be cut into several calls."""
         return any(one.kind == Kind.ATTEND_ALL for one in self._operations)

@@ -92,6 +92,13 @@ _GEMMA3 = Recipe(
 )
 _GLM = Recipe(widen=("gate_up_proj",), paired=True)
 _BEHIND = Recipe(norms=("", "post_attention_layernorm", "", "post_feedforward_layernorm"))
+_COHERE = Recipe(
+    norms=("input_layernorm", "", "input_layernorm", ""),
+    parallel=True,
+    paired=True,
+    repeated=True,
+    logits_by="logit_scale",
+)
 _GRANITE = Recipe(
     embeddings_by="embedding_multiplier", residuals_by="residual_multiplier", logits_over="logits_scaling"
 )
@@ -133,6 +140,68 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         ),
     ),
     "starcoder2": ("Starcoder2DecoderLayer", Recipe(widen=("c_fc",), narrow="c_proj", gated=False)),
+    "cohere": ("CohereDecoderLayer", _COHERE),
+    "cohere2": (
+        "Cohere2DecoderLayer",
+        evolve(_COHERE, is_turned=lambda attention: attention.sliding_window is not None),
+    ),
+    "phi": (
+        "PhiDecoderLayer",
+        Recipe(
+            last_norm="final_layernorm",
+            out="dense",
+            head_norms=("q_layernorm", "k_layernorm"),
+            widen=("fc1",),
+            narrow="fc2",
+            gated=False,
+            norms=("input_layernorm", "", "input_layernorm", ""),
+            parallel=True,
+        ),
+    ),
+    "gpt_neox": (
+        "GPTNeoXLayer",
+        Recipe(
+            last_norm="final_layer_norm",
+            attention="attention",
+            read=("query_key_value",),
+            in_heads=True,
+            out="dense",
+            widen=("dense_h_to_4h",),
+            narrow="dense_4h_to_h",
+            gated=False,
+        ),
+    ),
+    "gpt2": (
+        "GPT2Block",
+        Recipe(
+            layers="h",
+            last_norm="ln_f",
+            attention="attn",
+            read=("c_attn",),
+            out="c_proj",
+            widen=("c_fc",),
+            narrow="c_proj",
+            gated=False,
+            norms=("ln_1", "", "ln_2", ""),
+            activation="activation_function",
+            positions="wpe",
+        ),
+    ),
+    "opt": (
+        "OPTDecoderLayer",
+        Recipe(
+            layers="decoder.layers",
+            last_norm="decoder.final_layer_norm",
+            out="out_proj",
+            feed="",
+            widen=("fc1",),
+            narrow="fc2",
+            gated=False,
+            norms=("self_attn_layer_norm", "", "final_layer_norm", ""),
+            activation="activation_function",
+            positions="decoder.embed_positions",
+        ),
+    ),
 }
 """By the model type of a configuration: the class of its layers, and their recipe."""
 

@@ -110,9 +110,9 @@ class CausalNetwork(Network):
         """Returns the wanted `logits`; if the model does not generate, the wanted last hidden states [wanted,
         hidden].
         """
-        rows = self._lay_out(feeds, wanted)
         if self.native is not None:
-            return self.native.step(self._embed(feeds, rows.starts, outputs), rows)
+            return self.native.step(*self.fed(feeds, wanted, outputs))
+        rows = self._lay_out(feeds, wanted)
         chosen = torch.tensor(rows.wanted, dtype=torch.long, device=self.device)
         if not self.generates:
             return self._hidden(feeds, rows, outputs)[chosen].float()
@@ -149,11 +149,10 @@ class CausalNetwork(Network):
     def read(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> Sequence[Tensor]:
         """Feeds chunks, and returns the last hidden states [length, hidden] of each."""
         every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
-        rows = self._lay_out(feeds, every)
         if self.native is None:
-            hidden = self._hidden(feeds, rows, outputs)
+            hidden = self._hidden(feeds, self._lay_out(feeds, every), outputs)
         else:
-            hidden = self.native.step(self._embed(feeds, rows.starts, outputs), rows, hidden=True)
+            hidden = self.native.step(*self.fed(feeds, every, outputs), hidden=True)
         return torch.split(hidden, [feed.part.length for feed in feeds])
 
     def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs) -> Tensor:

@@ -19,7 +19,7 @@ from ..checkpoints.families import make_checkpoint
 from ..models.media import HEARING, PLACEHOLDERS, Checkpoint
 from .scarcity import ask_until_preempted, settled
 
-TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
+TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral", "granite", "cohere2", "gpt2")
 WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
 
 

@@ -76,6 +76,19 @@ _TEXT: Mapping[str, tuple[str, str, Words, Mapping[str, Any]]] = {
         {**_GEMMA_SIZES, "query_pre_attn_scalar": 2, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "mistral": ("MistralForCausalLM", "MistralConfig", LLAMA, {"sliding_window": _WINDOW}),
+    "granite": (
+        "GraniteForCausalLM",
+        "GraniteConfig",
+        LLAMA,
+        {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        LLAMA,
+        {"logit_scale": 0.5, "sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", QWEN, {"num_key_value_heads": 4}),  # its heads, which have no setting
     "bert": ("BertModel", "BertConfig", BERT, {}),
     "bert_classifier": ("BertForSequenceClassification", "BertConfig", BERT, _LABELS),
     "bert_reranker": ("BertForSequenceClassification", "BertConfig", BERT, {"num_labels": 1}),

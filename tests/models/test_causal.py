@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import EncoderItem, Probe
+from triolet.models.blueprints.estimate import estimate
 from triolet.models.native.decoders import MODEL_TYPES
 from triolet.models.native.library import Library
 
@@ -216,13 +217,17 @@ def make_more():
         "glm": t.GlmConfig(**more, **ends, head_dim=8),
         "glm4": t.Glm4Config(**more, **ends, head_dim=8),
         "starcoder2": t.Starcoder2Config(**more, **ends, sliding_window=16),
+        "cohere2": t.Cohere2Config(**more, **ends, **sliding, logit_scale=0.5),
+        "phi": t.PhiConfig(**more, **ends),
+        "gpt_neox": t.GPTNeoXConfig(**{**more, "num_key_value_heads": 4}, **ends),
         "gpt2": t.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+        "opt": t.OPTConfig(**sizes, **ends, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=128),
     }
     return {name: partial(t.AutoModelForCausalLM.from_config, config) for name, config in kinds.items()}
 
 
 @pytest.mark.parametrize("kind", make_more())
-def test_architectures_without_a_line_of_their_own(open_driver, folder, tmp_path, kind):
+def test_architectures_without_a_line_of_their_own(open_driver, config, folder, tmp_path, kind):
     """Whatever honours transformers' attention interface runs, with its tokens; the native library computes those that
     it knows, whatever their batches and chunks."""
     torch.manual_seed(0)
@@ -235,6 +240,9 @@ def test_architectures_without_a_line_of_their_own(open_driver, folder, tmp_path
     driver = open_driver(tiny(tmp_path, model, folder("llama")))
     if Library.load() is not None:
         assert (driver.executor._open.parts.network.native is not None) == (kind in MODEL_TYPES)
+    thought, found = estimate(tmp_path, config()).by_owner, driver.executor.memory().by_owner
+    assert found["weights"] <= thought["weights"]
+    assert found.get("native", 0) <= thought["native"]
     jobs = [Job(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
     results = driver.run(*jobs)
     assert [result.tokens for result in results] == [generate(model, job.prompt, 8) for job in jobs]

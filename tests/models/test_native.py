@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -25,14 +27,19 @@ from transformers import (
     GemmaConfig,
     Glm4Config,
     GlmConfig,
+    GPT2Config,
+    GPTNeoXConfig,
     GraniteConfig,
     HeliumConfig,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OPTConfig,
     Phi3Config,
+    PhiConfig,
     Qwen2Config,
     Qwen3Config,
     SeedOssConfig,
@@ -54,6 +61,7 @@ PAGES, POSITIONS, MOST_ROWS, VOCABULARY = 280, 1_200, 80, 83
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": POSITIONS}
 KINDS = ["sliding_attention", "full_attention"]
+EVEN = {"num_attention_heads": 3}  # as many heads of keys
 PADS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 KEPT = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])  # what pages and slots hold
 CONFIGS = {
@@ -105,8 +113,34 @@ CONFIGS = {
     "glm": GlmConfig(**SHAPE, **HEADS, **PADS, attention_bias=True),
     "glm4": Glm4Config(**SHAPE, **HEADS, **PADS),
     "starcoder2": Starcoder2Config(**SHAPE, **HEADS, **PADS, sliding_window=21, use_bias=True),
+    "cohere": CohereConfig(**SHAPE, **HEADS, **PADS, logit_scale=0.3, attention_bias=True),
+    "cohere2": Cohere2Config(**SHAPE, **HEADS, **PADS, logit_scale=0.3, sliding_window=21, layer_types=KINDS),
+    "phi": PhiConfig(**SHAPE, **HEADS, **PADS),
+    "neox": GPTNeoXConfig(**SHAPE, **EVEN, **PADS, max_position_embeddings=POSITIONS),
+    "neox, one after the other": GPTNeoXConfig(
+        **SHAPE, **EVEN, **PADS, max_position_embeddings=POSITIONS, use_parallel_residual=False, hidden_act="relu"
+    ),
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=3, n_positions=POSITIONS),
+    "opt": OPTConfig(
+        **{**SHAPE, **PADS}, **EVEN, ffn_dim=70, max_position_embeddings=POSITIONS, word_embed_proj_dim=48
+    ),
 }
-ALIKE = {"gemma", "helium", "seed", "ernie", "olmo3", "exaone4", "glm", "glm4", "starcoder2"}
+ALIKE = {
+    "gemma",
+    "helium",
+    "seed",
+    "ernie",
+    "olmo3",
+    "exaone4",
+    "glm",
+    "glm4",
+    "starcoder2",
+    "cohere2",
+    "phi",
+    "neox",
+    "opt",
+}
+ALIKE |= {"neox, one after the other", "gpt2"}
 """Families whose operations others have, too: the best level is enough."""
 LEVELS = [(name, level) for name in CONFIGS for level in ([0] if name in ALIKE else [1, 3, 4])]
 
@@ -169,10 +203,11 @@ class Fed:
     ) -> None:
         self.page_size = page_size
         config = CONFIGS[name]
-        width = config.num_key_value_heads * module(name).base_model.layers[0].self_attn.head_dim
-        self.pages = torch.full((2, PAGES, page_size, 2 * width), float("nan"), dtype=kept)
         decoder = decoder_of(name)
         assert decoder.unknown() is None
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.pages = torch.full((2, PAGES, page_size, 2 * heads * size), float("nan"), dtype=kept)
         decoder.pack(int8=int8)
         self.module = decoder.module
         options = {"rows": most_rows, "positions": POSITIONS, "threads": threads, "level": level}
@@ -181,7 +216,8 @@ class Fed:
     def feed(self, parts: Sequence[tuple[Told, int, int]]) -> list[Tensor]:
         """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence."""
         tokens = [token for one, start, stop in parts for token in one.tokens[start:stop]]
-        inputs = self.module.get_input_embeddings()(torch.tensor(tokens))
+        placed = isinstance(self.module.config, (GPT2Config, OPTConfig))  # its positions are looked up, too
+        inputs = tokens if placed else self.module.get_input_embeddings()(torch.tensor(tokens))
         tables: list[int] = []
         chunks = []
         for one, start, stop in parts:
@@ -440,12 +476,23 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
 
 
 def test_a_model_that_is_no_program_says_why() -> None:
-    for changes, told in (
-        ({"hidden_size": 60}, "its width is 60; known: multiples of 16"),
-        ({"intermediate_size": 80}, "its feed-forward part has a width of 80; known: multiples of 32"),
-        ({"hidden_act": "mish"}, "its activation is mish; known: silu"),
+    opt = {**SHAPE, **PADS, **EVEN, "ffn_dim": 70}
+    for config, told in (
+        (LlamaConfig(**{**SHAPE, "hidden_size": 60}, **HEADS), "its width is 60; known: multiples of 16"),
+        (LlamaConfig(**{**SHAPE, "intermediate_size": 80}, **HEADS), "its feed-forward part has a width of 80; known"),
+        (LlamaConfig(**SHAPE, **HEADS, hidden_act="mish"), "its activation is mish; known: silu"),
+        (CohereConfig(**SHAPE, **HEADS, **PADS, use_qk_norm=True), "its heads have layer norms"),
+        (MixtralConfig(**SHAPE, **HEADS), "its layers are MixtralDecoderLayer; known: Cohere2DecoderLayer"),
+        (
+            OPTConfig(**opt, word_embed_proj_dim=48, do_layer_norm_before=False),
+            "its norms have no weights, or there is",
+        ),
+        (
+            OPTConfig(**opt, word_embed_proj_dim=32),
+            "its width is 48; known: multiples of 16, which embeddings have, too",
+        ),
     ):
-        made = AutoModelForCausalLM.from_config(LlamaConfig(**{**SHAPE, **changes}, **HEADS))
+        made = AutoModelForCausalLM.from_config(config)
         assert str(CausalDecoder(made, made, [None] * 2).unknown()).startswith(told)
 
 
