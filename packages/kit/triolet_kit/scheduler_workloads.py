@@ -113,7 +113,7 @@ class _Weights:
     cuts: float  # that it has only the beginning, so that its own answer repeats the rest
     items: float
     levels: int  # of priorities, but one
-    rising: bool  # each request is more urgent than those before it
+    rising: bool  # each request is more urgent than those before it, as long as the levels suffice
     waits: float  # that turns pass before the next request comes
     turns: int  # the most of them
     runs: float  # that a turn is the device's
