@@ -160,6 +160,11 @@ class TextEncoder:
         if getattr(getattr(base, "encoder", None), "conv", None) is not None:
             return "it has a convolution"
         layers = list(map(_Layer.of, self.layers))
+        own = layers[0].matrices[0][0]
+        if getattr(own, "relative_attention", False):
+            buckets = _buckets(own, config.max_position_embeddings)
+            if bool((buckets.diff() < 0).any()):  # as if max_relative_positions is below position_buckets / 2
+                return "the buckets of its distances are in no order"
         if _activation(config) not in ACTIVATIONS:
             return f"its activation is {_activation(config)}; known: {', '.join(ACTIVATIONS)}"
         if hasattr(base, "rotary_emb") and (others := unknown_turns(config)):
@@ -244,15 +249,9 @@ class TextEncoder:
         encoder, own = getattr(self.base, "encoder", None), layer.matrices[0][0]
         if not getattr(own, "relative_attention", False):
             return None
-        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
-
-        span, heads = own.pos_ebd_size, own.num_attention_heads
+        span, heads, buckets = own.pos_ebd_size, own.num_attention_heads, _buckets(own, positions)
         every = torch.arange(-span, span + 1)
         embeddings = encoder.get_rel_embedding()[(span - every).clamp(0, 2 * span - 1)]
-        behind = torch.arange(1 - positions, positions)  # how far a key is behind the query
-        buckets = behind
-        if own.position_buckets > 0:
-            buckets = make_log_bucket_position(behind, own.position_buckets, own.max_relative_positions).long()
         made: dict[str, Panels] = {}
         for kind, name in (("c2p", "key_proj"), ("p2c", "query_proj")):
             if kind in own.pos_att_type:
@@ -273,7 +272,7 @@ class TextEncoder:
         """Returns the attention of a layer. ``tables`` has the index in `Program.turns` of each kind of rotary
         positions."""
         turned, heads = 0, self.base.config.num_attention_heads
-        summands = 1 + len(getattr(layer.matrices[0][0], "pos_att_type", ()))
+        summands = 1 + len({"c2p", "p2c"} & set(getattr(layer.matrices[0][0], "pos_att_type", ())))
         size = layer.panels()[1].inputs // heads
         if hasattr(self.base, "rotary_emb"):
             if layer.kind not in tables:
@@ -290,6 +289,16 @@ class TextEncoder:
             distances=distances,
             places=self._places(layer, positions),
         )
+
+
+def _buckets(attention: Any, positions: int) -> Tensor:
+    """Returns the buckets of all distances in DeBERTa, from keys far before a row to keys far behind it."""
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    behind, count = torch.arange(1 - positions, positions), attention.position_buckets
+    if count <= 0:
+        return behind
+    return make_log_bucket_position(behind, count, attention.max_relative_positions).long()
 
 
 def _activation(config: Any) -> str:

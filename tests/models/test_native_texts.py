@@ -69,6 +69,7 @@ DEBERTA = {  # settings of DeBERTa's attention; of each kind of place and of emb
     "near": {**_DISENTANGLED, "max_relative_positions": 20, "pos_att_type": "p2c", "type_vocab_size": 2},
     "far": {**_DISENTANGLED, "max_relative_positions": 300, "pos_att_type": "c2p", "position_biased_input": True},
     "absolute": {"relative_attention": False},
+    "unknown": {**_DISENTANGLED, "pos_att_type": "c2p|p2p"},  # transformers skips what it does not know
 }
 LENGTHS = (5, 33, 1, 60, 150)
 
@@ -120,6 +121,15 @@ def test_hidden_states_equal_transformers(name: str) -> None:
             else:
                 torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
         runner.release()
+
+
+def test_mpnet_has_32_buckets_however_many_are_stored() -> None:
+    model, text = encoder_of("MPNet", relative_attention_num_buckets=64), noise(150, 1)
+    runner = opened(model)
+    with torch.inference_mode():
+        theirs = model(torch.tensor([text])).last_hidden_state[0]
+    torch.testing.assert_close(hidden_states(runner, [text])[0], theirs, atol=1e-5, rtol=0)
+    runner.release()
 
 
 @pytest.mark.parametrize("level", [1, 3, 4])
@@ -256,6 +266,7 @@ def test_an_estimate_is_no_less_than_what_an_encoder_holds(tmp_path: Any, name: 
         ("Deberta", {}, "its layers are DebertaLayer; known"),
         ("DebertaV2", {"conv_kernel_size": 3}, "it has a convolution"),
         ("DebertaV2", {"embedding_size": 32}, "its embeddings are narrower than its layers"),
+        ("DebertaV2", {"position_buckets": 64, "max_relative_positions": 32}, "the buckets of its distances are in no"),
     ],
 )
 def test_what_the_library_does_not_know_is_told(name: str, changes: dict[str, Any], why: str) -> None:
