@@ -245,7 +245,7 @@ def test_a_slot_that_is_none_is_refused(slot: int, length: int) -> None:
     with opened("bart", random.Random(3)) as one:
         rows = Rows(positions=[0], chunks=[(1, 0, slot, length)], tables=[5], wanted=[0])
         with pytest.raises(EngineError, match="refuses a step of 1 rows: slot"):
-            one.runner.step(torch.zeros(1, SHAPE["d_model"]), rows)
+            one.runner.step([0], rows)
         assert all(tensor.isnan().all() for tensor in one.network.paged.tensors())
 
 
