@@ -285,6 +285,8 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
     if _reads_texts(blueprint) and may_be_native(blueprint):
         return _is_packed(blueprint, name, stored)
     kind = str(blueprint.checkpoint.config.model_type)
+    if ".experts." in name:  # once loaded, all experts of a layer are one tensor, which is no linear layer
+        return False
     if _is_table(name) and may_be_native(blueprint):
         return False
     if "embed" in name and _SCALES in kind and not may_be_native(blueprint):

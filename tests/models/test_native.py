@@ -48,6 +48,7 @@ from transformers import (
 )
 
 from triolet.core.errors import EngineError
+from triolet.models.linear.modules import exactly, quantize_modules
 from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import CausalDecoder
 from triolet.models.native.library import Library
@@ -473,6 +474,18 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
     with torch.inference_mode():
         expected, found = module(name)(tokens).logits, decoder.module(tokens).logits
         torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "opt"])
+def test_matrices_in_int8_keep_their_values(name: str) -> None:
+    """Each output's scale goes where its weights go."""
+    decoder, tokens = decoder_of(name), torch.arange(40)[None]
+    for layer in decoder.layers:
+        quantize_modules(layer.module, layer.module)
+    with torch.inference_mode(), exactly(decoder.module):
+        expected = decoder.module(tokens).logits
+        decoder.pack()
+        assert torch.equal(decoder.module(tokens).logits, expected)
 
 
 def test_a_model_that_is_no_program_says_why() -> None:
