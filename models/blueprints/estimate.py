@@ -171,7 +171,7 @@ def _text_bytes(blueprint: TextBlueprint, stored: Mapping[str, StoredShape], thr
     shape, rows, positions = blueprint.checkpoint.shape, blueprint.text_rows, blueprint.text_positions
     between, largest = _widths(stored, "layer.0.", "layers.0.")
     attended = shape.kv_heads * (shape.head_dim + -(-shape.head_dim // PANEL) * PANEL)
-    own = max(64 * largest, BATCH * (positions + PANEL))
+    own = max(64 * largest, BATCH * (rows + PANEL))
     tables = positions * (shape.hidden + 2 * shape.head_dim) + _of_places(blueprint.checkpoint.config, positions)
     return 4 * (rows * (between + largest + attended) + threads * own + tables) + _ROOM
 

@@ -255,6 +255,16 @@ def test_an_estimate_is_no_less_than_what_an_encoder_holds(tmp_path: Any, name: 
     assert found["native"] <= thought["native"] <= found["native"] + (1 << 20)
 
 
+def test_scores_of_many_threads_are_in_the_estimate(tmp_path: Any) -> None:
+    """Each has room for those of a whole call, however short the texts are."""
+    folder, config = (
+        as_checkpoint(encoder_of("Bert"), tmp_path),
+        EngineConfig(device="cpu", threads=16, max_positions=20),
+    )
+    thought, found = estimate(folder, config).by_owner, held(folder, config)
+    assert found["native"] <= thought["native"] <= found["native"] + (1 << 20)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
