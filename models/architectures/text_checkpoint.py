@@ -258,8 +258,8 @@ def _positions(folder: Path, text: Any) -> int:
     only the original positions count.
     """
     positions = whole(folder, text, "max_position_embeddings")
-    if text.model_type in _OFFSET_POSITIONS:
-        positions -= (text.pad_token_id or 0) + 1
+    if text.model_type in _OFFSET_POSITIONS:  # MPNet's are those behind 1, whatever its padding token is
+        positions -= (1 if text.model_type == "mpnet" else text.pad_token_id or 0) + 1
     for rope in _ropes(text):
         if rope.get("rope_type") == "longrope":
             positions = min(positions, int(rope.get("original_max_position_embeddings") or positions))

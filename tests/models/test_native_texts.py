@@ -214,6 +214,20 @@ def test_scores_of_a_cross_encoder_equal_transformers(
         assert driver.run(job)[0].vector == result.vector
 
 
+@pytest.mark.parametrize(("name", "pad"), [("MPNet", 0), ("Roberta", 0), ("Roberta", 7)])
+def test_the_longest_text_equals_transformers(open_driver: Any, tmp_path: Any, name: str, pad: int) -> None:
+    """Its positions begin behind the padding token; those of MPNet behind 1, whatever its padding token is."""
+    model = encoder_of(name, pad_token_id=pad)
+    driver = open_driver(as_checkpoint(model, tmp_path))
+    most = 202 - 1 - (1 if name == "MPNet" else pad)
+    assert driver.description.max_positions == most
+    prompt = noise(most, 1)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).last_hidden_state[0].mean(0).tolist()
+    found = driver.run(Job(prompt=prompt, pooling=Pooling(kind="mean")))[0].vector
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_head_may_read_all_rows(open_driver: Any, tmp_path: Any, pooling: str) -> None:
     model = encoder_of("ModernBert", "ForSequenceClassification", classifier_pooling=pooling)
