@@ -81,7 +81,7 @@ class _ItemWriter:
     answer: bodies.ResponseAnswer = field(init=False)
     _open: bodies.OutputMessage | bodies.OutputCall | None = None  # the item that is being written
     _pieces: list[str] = field(factory=list)  # the pieces of its text or arguments
-    _logprobs: list[TokenLogprob] = field(factory=list)  # of tokens whose text is held back
+    _held: list[tuple[str, list[TokenLogprob]]] = field(factory=list)  # texts that are held back, and their tokens
     _events: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -114,21 +114,33 @@ class _ItemWriter:
         if not self._events:
             yield self.event("response.created", response=self.answer)
             yield self.event("response.in_progress", response=self.answer)
-        if self._body.wants_logprobs and delta.token_ids:
-            self._logprobs += _with_bytes(chat_logprobs(engine.inside.token_bytes(), delta))
+        if self._body.wants_logprobs:
+            self._held.append((delta.text, _with_bytes(chat_logprobs(engine.inside.token_bytes(), delta))))
         ends = delta.finish_reason is not None
-        for part in parts_of(self._reader, delta.text, last=ends):
+        called, parts = False, parts_of(self._reader, delta.text, last=ends)
+        for part in parts:
             if part.content is not None:
-                logprobs, self._logprobs = self._logprobs, []
-                yield from self._add_text(part.content, logprobs)
+                yield from self._add_text(part.content, self._logprobs_of(part.content if called else None))
             for call in part.tool_calls or ():
-                self._logprobs = []  # of a call nobody asks for them
+                called = True
                 yield from self._add_call(call)
+        if parts:
+            self._held.clear()
         if ends:
             is_cut = delta.finish_reason is FinishReason.LENGTH
             self.answer.status = "incomplete" if is_cut else "completed"
             self.answer.incomplete_details = bodies.Incomplete(reason="max_output_tokens") if is_cut else None
             yield from self._close(self.answer.status)
+
+    def _logprobs_of(self, text: str | None) -> list[TokenLogprob]:
+        """Returns the log-probabilities of the tokens that are held back, or of the last ones, which wrote ``text``: a
+        long call is read late, together with the text behind it, and nobody asks for those of the call."""
+        held, tail = self._held, ""
+        start = 0 if text is None else len(held)
+        while start and text is not None and text.strip() not in tail:
+            start -= 1
+            tail = held[start][0] + tail
+        return [one for _, tokens in held[start:] for one in tokens]
 
     def finish(self, tokens: Usage) -> None:
         """Adds the numbers of tokens to the answer."""

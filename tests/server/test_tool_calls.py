@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,14 +71,15 @@ def test_calls_that_are_left_out_are_counted_in_the_access_log() -> None:
 # -- log-probabilities -------------------------------------------------------------------------------------------------
 
 TEXTS = ("a ", CALLS, " b")
+LONG = f'<tool_call>{{"name": "get", "arguments": {{"a": "{"b" * 2_990}"}}}}</tool_call>'
 TOKENS = SimTokenizer().encode("".join(TEXTS))
 ENGINE: Any = SimpleNamespace(inside=SimpleNamespace(token_bytes=lambda: TokenBytes(SimTokenizer())))
 
 
-def deltas() -> list[Delta]:
+def deltas(tokens: Sequence[int] = TOKENS) -> list[Delta]:
     """A token each, with its number as its log-probability."""
     found = [
-        Delta(text=chr(97 + token), token_ids=(token,), logprobs=(-float(place),)) for place, token in enumerate(TOKENS)
+        Delta(text=chr(97 + token), token_ids=(token,), logprobs=(-float(place),)) for place, token in enumerate(tokens)
     ]
     usage = Usage(prompt_tokens=1, completion_tokens=len(found))
     return [*found, Delta(text="", token_ids=(), finish_reason=FinishReason.STOP, usage=usage)]
@@ -105,12 +107,14 @@ async def test_each_token_beside_a_call_has_its_log_probability_once() -> None:
     assert [one.logprob for one in told] == list(whole.logprobs)
 
 
-def test_a_text_behind_a_call_has_the_log_probabilities_of_its_own_tokens() -> None:
+@pytest.mark.parametrize("calls", [CALLS, LONG], ids=["short", "long"])
+def test_a_text_behind_a_call_has_the_log_probabilities_of_its_own_tokens(calls: str) -> None:
+    """A long call is read late, together with the text behind it."""
     body = ResponsesRequest(model="m", input="a", include=["message.output_text.logprobs"])
-    writer = responses._ItemWriter(body, tools().reader())
-    for delta in deltas():
+    writer, tokens = responses._ItemWriter(body, tools().reader()), SimTokenizer().encode(f"a {calls} b")
+    for delta in deltas(tokens):
         list(writer.add(ENGINE, delta))
     first, *_, last = writer.answer.output
     assert [one.logprob for one in first.content[0].logprobs] == [0.0]
-    assert (last.content[0].text, last.content[0].logprobs[-1].logprob) == ("  b", -float(len(TOKENS) - 1))
+    assert (last.content[0].text, last.content[0].logprobs[-1].logprob) == ("  b", -float(len(tokens) - 1))
     assert len(last.content[0].logprobs) <= len("  b") + len("</tool_call>")
