@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ import click
 from ..api.command_line.pages import HelpPage, HelpPages
 from ..api.command_line.terminal import FAILED, complain, stdout, write
 from ..core.errors import InvalidRequest, TrioletError
+from .entries import ours, peer_option, peers
 
 if TYPE_CHECKING:
     from .report import Table
@@ -32,9 +31,6 @@ REAL = "TRIOLET_REAL"
 _ROOM = 0.7  # share of the inputs a second that the engine handles offline
 _TRIMMED, _WINDOW = 2.0, 30.0  # seconds: the least silence after a trimmed clip; the length of a whole window
 _VARIANTS = ("float32", "bfloat16", "int8")
-_PEERS_OF_SPEECH = {"faster-whisper": ("float32", "int8"), "transformers": ("float32",)}
-_PEERS_OF_TEXT = {"transformers": ("float32", "bfloat16"), "llama.cpp": ("int8",)}
-
 
 _EXAMPLES = (
     ("triolet bench speech --model whisper-base --audio speech", ""),
@@ -48,6 +44,11 @@ _EXAMPLES_OF_SPEECH = (
 _EXAMPLES_OF_TEXT = (
     ("triolet bench text --model smollm2", ""),
     ("triolet bench text --peer llama.cpp=smollm2.gguf --variant int8", "if TRIOLET_REAL is set"),
+    ("triolet bench text --peer openvino=exported --no-draft-tokens", ""),
+)
+_EXAMPLES_OF_EMBED = (
+    ("triolet bench embed --model minilm --peer transformers", ""),
+    ("triolet bench embed --peer openvino=exported --peer-python venv/bin/python", "if TRIOLET_REAL is set"),
 )
 
 
@@ -56,7 +57,7 @@ def bench() -> None:
     """Measure the engine on this machine, in turn with other engines, and compare it with the machine's limit.
 
     Each engine runs in a process of its own. All are open at the same time, and do the same tasks. A ratio is the
-    seconds of another engine divided by those of Triolet, in the same round. Both commands take --only NAME for a
+    seconds of another engine divided by those of Triolet, in the same round. Each command takes --only NAME for a
     single scenario, --rounds N, --json FILE and more: triolet bench speech --help.
     """
 
@@ -92,9 +93,11 @@ def _common(command: Command) -> Command:
         ),
         click.option(
             "--peer-python",
+            "peer_pythons",
             metavar="PYTHON",
-            default=sys.executable,
-            help="The Python interpreter that has the packages of the other engines.",
+            multiple=True,
+            help="The Python interpreter that has the packages of the other engines. PEER=PYTHON: of this one. May be "
+            "repeated.",
         ),
         click.option(
             "--variant",
@@ -115,13 +118,7 @@ def _common(command: Command) -> Command:
 @click.argument("folder", metavar="[MODEL]", required=False)
 @click.option("--model", metavar="DIR", help=f"The folder of a Whisper checkpoint. Default: whisper-base in ${REAL}.")
 @click.option("--audio", metavar="DIR", help=f"The folder of recordings of English speech. Default: speech in ${REAL}.")
-@click.option(
-    "--peer",
-    "peers",
-    multiple=True,
-    metavar="PEER",
-    help="Another engine: transformers, or faster-whisper=FOLDER. May be repeated.",
-)
+@peer_option("speech")
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 30),
@@ -159,7 +156,7 @@ def speech(
         recordings = _folder("--audio", audio, "speech")
         lacking = {"reuse"} if _writes_english_alone(whisper) else set()
         wanted = _wanted([name for name in SPEECH if name not in lacking], how)
-        entries = [*_ours(whisper, "speech", how), *_peers(whisper, _PEERS_OF_SPEECH, "speech", how)]
+        entries = [*ours(whisper, "speech", how), *peers(whisper, "speech", how)]
         clips, short = (Clips.of(recordings, clips_folder, length) for length in (seconds, short_seconds))
 
         def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
@@ -180,13 +177,7 @@ def speech(
 )
 @click.argument("folder", metavar="[MODEL]", required=False)
 @click.option("--model", metavar="DIR", help=f"The folder of a decoder. Default: smollm2 in ${REAL}.")
-@click.option(
-    "--peer",
-    "peers",
-    multiple=True,
-    metavar="PEER",
-    help="Another engine: transformers, or llama.cpp=FILE.gguf. May be repeated.",
-)
+@peer_option("text")
 @click.option(
     "--tokens", type=click.IntRange(2), default=64, help="The number of tokens to write after each prompt. Default: 64."
 )
@@ -197,6 +188,7 @@ def speech(
     default=(8, 32),
     help="The number of prompts at once. May be repeated. Default: 8 and 32.",
 )
+@click.option("--no-draft-tokens", is_flag=True, help="Let Triolet propose no draft tokens.")
 @_common
 def text(folder: str | None, model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
     """Measure the generation of text, and the start of the engine.
@@ -210,7 +202,7 @@ def text(folder: str | None, model: str | None, tokens: int, together: tuple[int
     with _folder_of_clips():
         decoder = _folder("--model", _one(folder, model), "smollm2")
         wanted = _wanted(names_of_text(together), how)
-        entries = [*_ours(decoder, "text", how), *_peers(decoder, _PEERS_OF_TEXT, "text", how)]
+        entries = [*ours(decoder, "text", how), *peers(decoder, "text", how)]
         most = max(together)
 
         def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
@@ -221,6 +213,37 @@ def text(folder: str | None, model: str | None, tokens: int, together: tuple[int
             return text_scenarios(prompts_of, tokens=tokens, together=together, online=how["online"], rate=rate)
 
         return _play(decoder, entries, scenarios, wanted, [], how)
+
+
+@bench.command(cls=HelpPage, examples=_EXAMPLES_OF_EMBED, short_help="Measure vectors, and the start of the engine.")
+@click.argument("folder", metavar="[MODEL]", required=False)
+@click.option("--model", metavar="DIR", help=f"The folder of an embedding model. Default: minilm in ${REAL}.")
+@peer_option("embed")
+@click.option("--together", type=click.IntRange(2), default=64, help="The number of texts at once. Default: 64.")
+@_common
+def embed(folder: str | None, model: str | None, together: int, **how: Any) -> int:
+    """Measure vectors of texts, and the start of the engine.
+
+    The scenarios: queries of 12 words one by one, texts of 6 to 160 words in one call and as tasks of one text each,
+    queries at random times, and a query beside a busy thread. A vector is the mean over its tokens, with length 1.
+    """
+
+    from .inputs import queries_of, texts_of
+    from .scenarios import EMBED, embed_scenarios
+
+    with _folder_of_clips():
+        encoder = _folder("--model", _one(folder, model), "minilm")
+        wanted = _wanted(EMBED, how)
+        entries = [*ours(encoder, "embed", how), *peers(encoder, "embed", how)]
+
+        def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
+            def task(number: int) -> dict[str, Any]:
+                return {"texts": queries_of(together, number), "each": True}
+
+            rate = _rate(contenders[0], task, together, how)
+            return embed_scenarios(queries_of, texts_of, together=together, online=how["online"], rate=rate)
+
+        return _play(encoder, entries, scenarios, wanted, [], how)
 
 
 @contextmanager
@@ -249,45 +272,6 @@ def _folder(option: str, given: str | None, name: str) -> Path:
     found = Path(given) if given is not None else Path(str(real)) / name
     if not found.is_dir():
         raise click.UsageError(f"{option}: {found} is not a folder")
-    return found
-
-
-def _ours(folder: Path, kind: str, how: dict[str, Any]) -> list[Entry]:
-    from .rounds import Entry
-
-    found = []
-    for variant in dict.fromkeys(how["variants"]):
-        asked = {"quantization": "int8"} if variant == "int8" else {"dtype": variant}
-        config = json.dumps({"device": "cpu", "threads": how["threads"], **asked})
-        arguments = (str(folder), config, kind)
-        found.append(Entry(name=f"triolet {variant}", program="triolet_engine", arguments=arguments, numbers=variant))
-    return found
-
-
-def _peers(folder: Path, known: dict[str, tuple[str, ...]], kind: str, how: dict[str, Any]) -> list[Entry]:
-    from .rounds import Entry
-
-    found = []
-    for given in how["peers"]:
-        name, _, place = given.partition("=")
-        if name not in known:
-            raise click.UsageError(f"--peer {given}; allowed: {', '.join(known)}")
-        if (name == "transformers") != (not place):
-            raise click.UsageError(f"--peer {given}; allowed: transformers, or another peer with its model: NAME=PATH")
-        if place and not Path(place).exists():
-            raise click.UsageError(f"--peer {given}: there is no {place}")
-        python = sys.executable if name == "transformers" else how["peer_python"]
-        found += [
-            Entry(
-                name=f"{name} {numbers}",
-                program=f"{name.replace('-', '_').replace('.', '_')}_{kind}",
-                arguments=(place or str(folder), numbers, str(how["threads"])),
-                python=python,
-                numbers=numbers,
-            )
-            for numbers in known[name]
-            if numbers in how["variants"]
-        ]
     return found
 
 

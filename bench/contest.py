@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 
 from .inputs import word_error_rate
 from .machine import Machine
-from .report import Line, Table, is_ours, ratios_of, waits_of
+from .report import Line, Table, is_ours, least_cosine, ratios_of, waits_of
 from .rounds import Contender, Entry, Outcome, take_turns
 from .scenarios import Scenario
 from .work import Work
@@ -69,21 +69,26 @@ def starts(entries: Sequence[Entry], rules: Rules) -> Table:
 
 def _table(scenario: Scenario, entries: Sequence[Entry], outcomes: Mapping[str, Outcome], rules: Rules) -> Table:
     task = scenario.task(rules.rounds - 1)
-    inputs: list[str] = task.get("paths") or task["prompts"]
+    inputs: list[str] = task.get("paths") or task.get("prompts") or task["texts"]
+    rows = sum(len(text.split()) for text in task.get("texts", ()))  # a word has at least one token
     reference = outcomes.get("transformers float32")
     lines = []
     for entry in entries:
         answers, line = outcomes[entry.name].answers, _line(entry, entries, outcomes)
-        heard = dict(zip(inputs, (answer["text"] for answer in answers), strict=True))
+        heard = dict(zip(inputs, (answer.get("text", "") for answer in answers), strict=True))
         line = evolve(line, error_rate=word_error_rate(rules.texts, heard))
-        if reference and is_ours(entry) and entry.numbers == "float32":
+        if reference and "texts" in task:
+            line = evolve(line, cosine=least_cosine(answers, reference.answers))
+        elif reference and is_ours(entry) and entry.numbers == "float32":
             pairs = zip(answers, reference.answers, strict=True)
             line = evolve(line, equal=sum(one["tokens"] == other["tokens"] for one, other in pairs) / len(answers))
         if scenario.online:  # the arrivals decide how long a round takes
             line = evolve(line, ratios={}, waits=waits_of(answers))
         else:
-            steps, share = max(len(answer["tokens"]) for answer in answers), scenario.share
-            limit = rules.work.limit(rules.machine, entry.numbers, windows=scenario.windows, share=share, steps=steps)
+            steps, share = max(len(answer.get("tokens", ())) for answer in answers), scenario.share
+            limit = rules.work.limit(
+                rules.machine, entry.numbers, windows=scenario.windows, share=share, steps=steps, rows=rows
+            )
             line = evolve(line, limit=limit)
         lines.append(line)
     return Table(name=scenario.name, what=scenario.what, lines=tuple(lines))

@@ -1,8 +1,9 @@
-"""The inputs of the contenders: clips that are cut from a folder's recordings, and prompts."""
+"""The inputs of the contenders: clips that are cut from a folder's recordings, prompts, and texts."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -24,10 +25,28 @@ PROMPTS = tuple(
     for thing in ("the bicycle", "bread", "the violin", "chess", "paper", "the sea", "glass", "cheese")
 )
 
+_WORDS = sorted({word for prompt in PROMPTS for word in prompt.lower().strip("?").split()})
+_QUERY = 12  # words
+_LENGTHS = (6, 160, 12, 90, 24, 60, 40, 120)  # words
+
 
 def prompts_of(count: int, number: int) -> list[str]:
     """Returns the prompts of a round. No two rounds share a prompt."""
     return [f"({number}.{index // len(PROMPTS)}) {PROMPTS[index % len(PROMPTS)]}" for index in range(count)]
+
+
+def queries_of(count: int, number: int) -> list[str]:
+    """Returns the queries of a round, short texts of the same length."""
+    return [_words(_QUERY, f"query {number} {index}") for index in range(count)]
+
+
+def texts_of(count: int, number: int) -> list[str]:
+    """Returns the texts of a round. Their lengths are mixed, and the same in each round."""
+    return [_words(_LENGTHS[index % len(_LENGTHS)], f"text {number} {index}") for index in range(count)]
+
+
+def _words(count: int, seed: str) -> str:
+    return " ".join(random.Random(seed).choices(_WORDS, k=count))
 
 
 @frozen(eq=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+import numpy as np
 from attrs import asdict, field, frozen
 
 from .machine import Machine
@@ -27,6 +28,7 @@ class Line:
     limit: float | None = None  # the least seconds that the machine needs
     error_rate: float | None = None  # percentage of wrong words
     equal: float | None = None  # share of the answers that have the tokens of transformers in float32
+    cosine: float | None = None  # the least of the vectors' cosines with those of transformers in float32
     waits: Mapping[str, float] = field(factory=dict)  # percentiles of the seconds from arrival to answer, and to the
     # first token, if the scenario is online
     counted: float | None = None  # how far a thread in the same process counted in a second
@@ -56,6 +58,11 @@ def ratios_of(entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Out
     peers = [one for one in entries if not is_ours(one) and one.name in outcomes]
     fair = [one for one in peers if one.numbers == entry.numbers or one.numbers not in numbers]
     return {peer.name: Ratio.of(outcomes[peer.name], outcomes[entry.name]) for peer in fair}
+
+
+def least_cosine(answers: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the least cosine of the answers' vectors with those of ``reference``. All have length 1."""
+    return min(float(np.dot(one["vector"], other["vector"])) for one, other in zip(answers, reference, strict=True))
 
 
 def waits_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -88,6 +95,8 @@ def _line(one: Line) -> str:
         parts.append(f"WER {one.error_rate:.1f} %")
     if one.equal is not None:
         parts.append("transformers' tokens" if one.equal == 1.0 else f"{one.equal:.0%} of transformers' tokens")
+    if one.cosine is not None:
+        parts.append(f"cosine with transformers at least {one.cosine:.4f}")
     parts += [f"{name} {seconds:.2f} s" for name, seconds in one.waits.items()]
     if one.counted is not None:
         parts.append(f"the thread counts {one.counted / 1e6:.1f} million/s")

@@ -15,6 +15,9 @@ computed."""
 SPEECH = ("one", "neighbour", "thread", "together", "reuse", "short", "trimmed", "online")
 """The scenarios of speech."""
 
+EMBED = ("one", "thread", "together", "tasks", "online")
+"""The scenarios of vectors."""
+
 _BESIDE_A_THREAD = 8  # tokens; an engine may take many seconds for each
 _APART = 1_000_000  # the distance between the numbers of two scenarios
 
@@ -47,10 +50,11 @@ def names_of_text(together: Sequence[int]) -> tuple[str, ...]:
     return ("one", "thread", *(f"together {count}" for count in together), "online")
 
 
-def _task(some: Some, place: int, count: int, rate: float = 0.0, **asked: Any) -> Callable[[int], dict[str, Any]]:
+def _task(
+    some: Some, kind: str, place: int, count: int, rate: float = 0.0, **asked: Any
+) -> Callable[[int], dict[str, Any]]:
     """Returns a function that makes tasks with ``count`` inputs that no other scenario has. With a ``rate``, the inputs
     arrive by chance."""
-    kind = "prompts" if "tokens" in asked else "paths"
 
     def task(number: int) -> dict[str, Any]:
         found = {kind: some(count, number + _APART * place), **asked}
@@ -74,7 +78,7 @@ def speech_scenarios(
     found: list[Scenario] = []
 
     def add(name: str, what: str, some: Some, count: int = 1, *, asked: Mapping[str, Any] = {}, **more: Any) -> None:
-        task = _task(some, len(found), count, **asked)
+        task = _task(some, "paths", len(found), count, **asked)
         found.append(Scenario(name=name, what=what, task=task, **{"windows": count, **more}))
 
     add("one", "one clip", clips)
@@ -96,7 +100,7 @@ def text_scenarios(prompts: Some, *, tokens: int, together: Sequence[int], onlin
     found: list[Scenario] = []
 
     def add(name: str, what: str, count: int, *, online: bool = False, **asked: Any) -> None:
-        task = _task(prompts, len(found), count, **{"tokens": tokens, **asked})
+        task = _task(prompts, "prompts", len(found), count, **{"tokens": tokens, **asked})
         found.append(Scenario(name=name, what=what, task=task, online=online))
 
     few = min(tokens, _BESIDE_A_THREAD)
@@ -106,4 +110,20 @@ def text_scenarios(prompts: Some, *, tokens: int, together: Sequence[int], onlin
     for count in together:
         add(f"together {count}", f"{count} at once", count)
     add("online", f"{online} prompts, {rate:.2g} a second", online, online=True, rate=rate)
+    return found
+
+
+def embed_scenarios(queries: Some, texts: Some, *, together: int, online: int, rate: float) -> list[Scenario]:
+    """Returns the scenarios of vectors, of ``queries`` and of mixed ``texts``."""
+    found: list[Scenario] = []
+
+    def add(name: str, what: str, some: Some, count: int = 1, *, online: bool = False, **asked: Any) -> None:
+        task = _task(some, "texts", len(found), count, **asked)
+        found.append(Scenario(name=name, what=what, task=task, online=online))
+
+    add("one", "one query", queries)
+    add("thread", "one query, while a Python thread of the same process computes", queries, thread=True)
+    add("together", f"{together} texts in one call", texts, together)
+    add("tasks", f"{together} tasks of one text each", texts, together, each=True)
+    add("online", f"{online} queries, {rate:.2g} a second", queries, online, online=True, rate=rate)
     return found

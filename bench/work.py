@@ -15,6 +15,7 @@ from .machine import Machine
 _BYTES = {"float32": 2, "bfloat16": 2, "int8": 1}
 """The least bytes that a weight takes. A weight that is computed in float32 takes 2, since `Panels` may hold it in 16
 bits."""
+_ASIDE = ("embed", "pooler", "head", "cls.")  # in the names of matrices that are not multiplied with each token
 
 
 @frozen(kw_only=True)
@@ -28,6 +29,7 @@ class Work:
     window_flops: float  # for the products of a whole window's rows with weights; 0: the model has no encoder
     attention_flops: float  # for the products of a window's rows with each other
     step_weights: int
+    row_weights: int  # of the matrices with which each token of a text is multiplied, embeddings and heads left out
 
     @classmethod
     def of(cls, folder: Path) -> Self:
@@ -47,11 +49,14 @@ class Work:
             window_flops=2.0 * rows * (encoder + cross),
             attention_flops=attention,
             step_weights=every - encoder - cross - embedding,
+            row_weights=sum(n for name, n in matrices.items() if not any(part in name for part in _ASIDE)),
         )
 
-    def limit(self, machine: Machine, numbers: str, *, windows: float, share: float, steps: int) -> float:
-        """Returns the least seconds that ``windows`` windows and ``steps`` steps take on ``machine``. Each window is a
-        ``share`` of a whole one."""
-        flops = windows * (share * self.window_flops + share**2 * self.attention_flops)
+    def limit(
+        self, machine: Machine, numbers: str, *, windows: float, share: float, steps: int, rows: int = 0
+    ) -> float:
+        """Returns the least seconds that ``windows`` windows, ``steps`` steps and ``rows`` tokens of texts without
+        steps take on ``machine``. Each window is a ``share`` of a whole one."""
+        flops = windows * (share * self.window_flops + share**2 * self.attention_flops) + 2.0 * rows * self.row_weights
         computed = flops / (machine.gigaflops[numbers] * 1e9)
         return computed + steps * self.step_weights * _BYTES[numbers] / (machine.gigabytes * 1e9)

@@ -1,35 +1,38 @@
-"""The contender llama.cpp: ``llama_cpp_text.py FILE.gguf KIND THREADS``. It answers one prompt after the other."""
+"""The contender llama.cpp: ``llama_cpp_text.py FILE.gguf KIND THREADS``. Several prompts at once are one batch."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from serve import in_order, serve
+from llama_batches import CHUNK, Library, answer
+from serve import serve
 
 
 def open_model() -> tuple[Any, dict[str, str]]:
     import llama_cpp
 
     path, _, threads = sys.argv[1:]
-    model = llama_cpp.Llama(path, n_threads=int(threads), n_ctx=2048, verbose=False)
-    return model, {"llama-cpp-python": llama_cpp.__version__}
+    model = llama_cpp.Llama(path, n_threads=int(threads), n_ctx=256, verbose=False)
 
+    def open_context(sequences: int, positions: int) -> Any:
+        asked = llama_cpp.llama_context_default_params()
+        asked.n_ctx, asked.n_seq_max, asked.n_batch = sequences * positions, sequences, CHUNK
+        asked.n_threads = asked.n_threads_batch = int(threads)
+        return llama_cpp.llama_init_from_model(model.model, asked)
 
-def run(model: Any, task: dict[str, Any]) -> list[dict[str, Any]]:
-    return in_order(task, task["prompts"], lambda prompt: generate(model, prompt, task["tokens"]))
+    def clear(context: Any) -> None:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
 
+    def tokenize(prompt: str) -> list[int]:
+        return list(model.tokenize(prompt.encode(), add_bos=False))
 
-def generate(model: Any, prompt: str, count: int) -> dict[str, Any]:
-    model.reset()
-    fed = model.tokenize(prompt.encode(), add_bos=False)
-    tokens: list[int] = []
-    for token in model.generate(fed, temp=0.0, reset=True):
-        tokens.append(int(token))
-        if len(tokens) == count:
-            break
-    return {"text": model.detokenize(tokens).decode(errors="replace"), "tokens": tokens}
+    def detokenize(tokens: list[int]) -> str:
+        return str(model.detokenize(tokens).decode(errors="replace"))
+
+    library = Library(llama_cpp, model.n_vocab(), open_context, clear)
+    return (library, tokenize, detokenize), {"llama-cpp-python": llama_cpp.__version__}
 
 
 if __name__ == "__main__":
-    serve(open_model, run)
+    serve(open_model, answer)

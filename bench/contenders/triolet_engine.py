@@ -1,4 +1,5 @@
-"""The contender Triolet: ``triolet_engine.py FOLDER CONFIG KIND``. CONFIG is JSON, KIND is "speech" or "text"."""
+"""The contender Triolet: ``triolet_engine.py FOLDER CONFIG KIND``. CONFIG is JSON, KIND is "speech", "text" or
+"embed"."""
 
 from __future__ import annotations
 
@@ -21,19 +22,28 @@ async def main() -> None:
     from triolet import Engine, EngineConfig
 
     async with Engine(folder, config=EngineConfig(**json.loads(config))) as engine:
-        about = {"dtype": engine.model.dtype}
+        about = {"dtype": engine.model.dtype, "config": config}
         say(answers, opened=time.perf_counter() - begun, about=about)
-        answer = hear if kind == "speech" else write
+        answer = {"speech": hear, "text": write, "embed": embed}[kind]
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             task = json.loads(line)
-            inputs = task["paths"] if kind == "speech" else task["prompts"]
-            found: list[dict[str, Any]] = [{} for _ in inputs]
             with beside(task) as told:
-                begun = time.perf_counter()
-                async with trio.open_nursery() as nursery:
-                    for index, item in enumerate(inputs):
-                        nursery.start_soon(arrive, engine, answer, task, index, item, found, begun)
+                if kind == "embed" and not task.get("each") and not task.get("arrivals"):
+                    found = await vectors_of(engine, task["texts"])
+                else:
+                    found = await in_tasks(engine, answer, task)
             say(answers, **told, answers=found)
+
+
+async def in_tasks(engine: Any, answer: Any, task: Any) -> list[dict[str, Any]]:
+    """Returns the answers to all inputs, each of which has a task of trio's."""
+    inputs = task.get("paths") or task.get("prompts") or task["texts"]
+    found: list[dict[str, Any]] = [{} for _ in inputs]
+    begun = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for index, item in enumerate(inputs):
+            nursery.start_soon(arrive, engine, answer, task, index, item, found, begun)
+    return found
 
 
 async def arrive(
@@ -67,6 +77,17 @@ async def write(engine: Any, task: Any, prompt: str) -> dict[str, Any]:
     completion = await engine.generate(prompt, sampling=sampling)
     first = None if completion.timings is None else completion.timings.first_token
     return {"text": completion.text, "tokens": list(completion.token_ids), "first": first}
+
+
+async def vectors_of(engine: Any, texts: list[str]) -> list[dict[str, Any]]:
+    """Returns the vectors of texts, which are one call of the engine."""
+    return [{"vector": vector} for vector in (await engine.embed(texts, pooling="mean", normalize=True)).tolist()]
+
+
+async def embed(engine: Any, task: Any, text: str) -> dict[str, Any]:  # noqa: ARG001  (as the others)
+    """Returns the vector of a text."""
+    (found,) = await vectors_of(engine, [text])
+    return {**found, "first": None}
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def flags_on(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_page_speaks_of_flags_and_not_of_python(name: str) -> None:
-    text = re.sub(r"verbose_json|finish_reason|\$\w+|[A-Z]+_\w+", "", page(name, "all"))
+    text = re.sub(r"verbose_json|finish_reason|ik_llama|\$\w+|[A-Z]+_\w+", "", page(name, "all"))
     assert re.findall(r"\w+_\w+|False|True|Engine\.|of your own|\blists?\b of|tuple|\*\*", text) == []
 
 

@@ -13,22 +13,44 @@ import soundfile
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BertConfig, BertModel
 
 from triolet import demo
 from triolet.__main__ import main
 from triolet.bench.contenders import serve
 from triolet.bench.contest import Rules, play
-from triolet.bench.inputs import RATE, Clips, Piece, packed, pieces_of, prompts_of, word_error_rate
+from triolet.bench.inputs import (
+    RATE,
+    Clips,
+    Piece,
+    packed,
+    pieces_of,
+    prompts_of,
+    queries_of,
+    texts_of,
+    word_error_rate,
+)
 from triolet.bench.machine import Machine
-from triolet.bench.report import as_json, plot, ratios_of, shown, waits_of
+from triolet.bench.report import as_json, least_cosine, plot, ratios_of, shown, waits_of
 from triolet.bench.rounds import BenchError, Contender, Entry, Outcome, Ratio, opened, take_turns
-from triolet.bench.scenarios import SPEECH, arrivals, names_of_text, speech_scenarios, text_scenarios
+from triolet.bench.scenarios import (
+    EMBED,
+    SPEECH,
+    arrivals,
+    embed_scenarios,
+    names_of_text,
+    speech_scenarios,
+    text_scenarios,
+)
 from triolet.bench.work import Work
 from triolet.core.errors import InvalidRequest
 
+from ..checkpoints.checkpoints import random_model, save_checkpoint, text_settings
+from ..checkpoints.words import BERT
+
 CONTENDERS = Path(serve.__file__).parent
 MACHINE = Machine(cpu="a CPU", threads=2, load=0.0, gigaflops=dict.fromkeys(("float32", "int8"), 100.0), gigabytes=10.0)
-WORK = Work(window_flops=1e9, attention_flops=0.0, step_weights=10**6)
+WORK = Work(window_flops=1e9, attention_flops=0.0, step_weights=10**6, row_weights=10**6)
 
 
 @pytest.fixture
@@ -161,6 +183,9 @@ def test_no_task_has_the_inputs_of_another(tmp_path):
     text = text_scenarios(prompts_of, tokens=9, together=(40,), online=40, rate=1.0)
     prompts = [prompt for each in text for number in (-1, 0, 1) for prompt in each.task(number)["prompts"]]
     assert len(set(prompts)) == len(prompts)
+    vectors = embed_scenarios(queries_of, texts_of, together=64, online=40, rate=1.0)
+    texts = [text for each in vectors for number in (-1, 0, 1) for text in each.task(number)["texts"]]
+    assert len(set(texts)) == len(texts)
     with pytest.raises(InvalidRequest, match=r"nowhere has no recordings; allowed: a folder with files of .wav"):
         Clips.of(out / "nowhere", out, 3.0)
 
@@ -188,8 +213,20 @@ def test_scenarios_ask_for_as_many_inputs_as_they_say():
     assert [len(each.task(0)["prompts"]) for each in text] == [1, 1, 8, 32, 5]
     assert tuple(each.name for each in text) == names_of_text((8, 32))
     assert text[0].task(3) == {"prompts": ["3-0"], "tokens": 9}
-    assert [each.name for each in (*speech, *text) if each.task(0).get("thread")] == ["thread", "thread"]
+    vectors = embed_scenarios(some, some, together=64, online=5, rate=1.0)
+    assert tuple(each.name for each in vectors) == EMBED
+    assert [len(each.task(0)["texts"]) for each in vectors] == [1, 1, 64, 64, 5]
+    assert [each.name for each in vectors if each.task(0).get("each")] == ["tasks"]
+    everything = (*speech, *text, *vectors)
+    assert [each.name for each in everything if each.task(0).get("thread")] == ["thread", "thread", "thread"]
     assert text[1].task(0)["tokens"] == 8
+
+
+def test_queries_have_one_length_and_texts_have_the_same_lengths_in_each_round():
+    assert [len(query.split()) for query in queries_of(3, 0)] == [12, 12, 12]
+    lengths = [[len(text.split()) for text in texts_of(64, number)] for number in (0, 1)]
+    assert lengths[0] == lengths[1]
+    assert (min(lengths[0]), max(lengths[0]), len(set(lengths[0]))) == (6, 160, 8)
 
 
 # -- limits and the report ---------------------------------------------------------------------------------------------
@@ -213,6 +250,14 @@ def test_the_work_of_a_window_is_that_of_the_encoders_matrices():
     computed = (work.window_flops / 2 + attention / 4) / 1e11
     limit = work.limit(MACHINE, "int8", windows=1, share=0.5, steps=100)
     assert limit == pytest.approx(computed + work.step_weights / 1e8)
+
+
+def test_each_token_of_a_text_is_multiplied_with_the_layers_and_with_no_embedding(minilm):
+    layers = BertModel.from_pretrained(minilm).encoder.named_parameters()
+    work = Work.of(minilm)
+    assert work.row_weights == sum(one.numel() for _, one in layers if one.ndim == 2)
+    limit = work.limit(MACHINE, "float32", windows=0, share=1.0, steps=0, rows=10)
+    assert limit == pytest.approx(20 * work.row_weights / 1e11)
 
 
 @pytest.mark.real_time
@@ -263,6 +308,13 @@ def test_waits_are_told_of_what_is_known():
     assert waits_of([{"total": 1.0}]) == {}
 
 
+def test_vectors_are_compared_with_those_of_transformers():
+    """The least cosine is told: that of the worst vector."""
+    ours = [{"vector": [1.0, 0.0]}, {"vector": [0.6, 0.8]}]
+    theirs = [{"vector": [1.0, 0.0]}, {"vector": [0.8, 0.6]}]
+    assert least_cosine(ours, theirs) == pytest.approx(0.96)
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -298,9 +350,17 @@ def recordings(tmp_path_factory):
         ("text a --model b", 2, "two models, a and --model b; give one of them"),
         ("speech --rounds 0", 2, "0 is not in the range"),
         ("text --variant int4", 2, "'int4' is not one of 'float32', 'bfloat16', 'int8'"),
-        ("DEMO --peer openai", 2, "--peer openai; allowed: faster-whisper, transformers"),
-        ("DEMO --peer faster-whisper", 2, "allowed: transformers, or another peer with its model: NAME=PATH"),
+        ("DEMO --peer openai", 2, "--peer openai; allowed: transformers, faster-whisper=FOLDER, openvino=FOLDER"),
+        ("DEMO --peer faster-whisper", 2, "--peer faster-whisper; allowed: transformers, faster-whisper=FOLDER"),
+        ("DEMO --peer transformers=a", 2, "--peer transformers=a; allowed: transformers, faster-whisper=FOLDER"),
         ("DEMO --peer faster-whisper=/nowhere", 2, "there is no /nowhere"),
+        ("DEMO --peer openvino=/ --variant int8", 2, "--peer openvino=/: there is no /int8"),
+        (
+            "DEMO --peer transformers --variant int8",
+            2,
+            "--peer transformers computes in float32, and Triolet in int8; ",
+        ),
+        ("embed --model /nowhere", 2, "--model: /nowhere is not a folder"),
         ("DEMO --only two", 2, "--only 'two'; allowed: 'start', 'one', 'neighbour', 'thread'"),
         ("DEMO --only online --online 0", 2, "--only 'online'; allowed"),
         ("DEMO --json /nowhere/a.json", 1, "/nowhere/a.json: there is no folder /nowhere"),
@@ -328,3 +388,38 @@ def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_p
     assert [table["name"] for table in found["scenarios"]] == ["one", "together", "trimmed", "online"]
     assert found["scenarios"][1]["lines"][0]["equal"] == 1.0
     assert set(found["contenders"]) == {"triolet float32", "transformers float32"}
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory):
+    """A BERT with random weights, whose tokens are letters."""
+    tokenizer = BERT.make()
+    config = BertConfig(**{**text_settings(tokenizer), "max_position_embeddings": 1_024})
+    folder = tmp_path_factory.mktemp("minilm")
+    save_checkpoint(folder, random_model(BertModel, config, 0), tokenizer)
+    return folder
+
+
+@pytest.mark.real_time
+@pytest.mark.thorough
+def test_a_contest_of_vectors_from_the_command_to_the_json(run, minilm, tmp_path, capsys):
+    """Triolet's vectors have the directions of transformers'."""
+    told = tmp_path / "told.json"
+    words = [
+        "--model",
+        str(minilm),
+        "--peer",
+        "transformers",
+        "--rounds",
+        "1",
+        "--variant",
+        "float32",
+        "--threads",
+        "1",
+    ]
+    words += [part for name in ("one", "together", "tasks") for part in ("--only", name)]
+    assert run("embed", *words, "--together", "9", "--json", str(told)) == 0
+    assert "tasks: 9 tasks of one text each\n" in capsys.readouterr().out
+    found = json.loads(told.read_text())["scenarios"]
+    assert [table["name"] for table in found] == ["one", "together", "tasks"]
+    assert all(line["cosine"] > 0.9999 and line["limit"] > 0 for table in found for line in table["lines"])

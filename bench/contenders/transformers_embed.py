@@ -1,0 +1,32 @@
+"""The contender transformers: ``transformers_embed.py FOLDER DTYPE THREADS``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from serve import serve
+from vectors import answer, open_tokenizer
+
+
+def open_model() -> tuple[Any, dict[str, str]]:
+    import torch
+    import transformers
+
+    folder, dtype, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    transformers.logging.set_verbosity_error()
+    model = transformers.AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    known = set(transformers.AutoTokenizer.from_pretrained(folder).model_input_names)
+
+    def rows(batch: dict[str, Any]) -> Any:
+        with torch.inference_mode():
+            found = model(**{name: torch.from_numpy(array) for name, array in batch.items() if name in known})
+        return found.last_hidden_state.float().numpy()
+
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    return (open_tokenizer(folder), rows), versions
+
+
+if __name__ == "__main__":
+    serve(open_model, answer)
