@@ -117,6 +117,7 @@ inline V activated(V x, int activation) {
         case SILU: return x / (1.0f + exponential(-x));
         case GELU: return gelu(x);
         case GELU_TANH: return 0.5f * x * (1.0f + tanh_of(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+        case SIGMOID: return 1.0f / (1.0f + exponential(-x));
         default: return x > 0.0f ? x : (V){};
     }
 }
@@ -1109,6 +1110,21 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
     }
 }
 
+// A batch of a chunk's rows, and a panel of their numbers: by those of the rows around, first to last
+void convolve(Engine& e, const Operation& o, int piece) {
+    const Block& b = e.batches[piece % e.batch_count];
+    const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
+    const int width = from.width, end = b.table + b.length, panel = piece / e.batch_count * PANEL;
+    for (int c = panel; c < least(width, panel + PANEL); c += VL)
+        for (int row = b.row; row < b.row + b.rows; row++) {
+            V sum = load(o.shift + c);
+            const int first = row - o.window;
+            for (int at = most(first, b.table); at < least(first + o.distance_count, end); at++)
+                sum = fuse(load(from.data + (int64_t)at * width + c), load(o.gain + (at - first) * width + c), sum);
+            store(to.data + (int64_t)row * to.width + c, activated(sum, o.activation));
+        }
+}
+
 int attention_pieces(const Engine& e, const Operation& o) {
     if (!e.split) return e.block_count * o.kv_heads;
     int count = 0;
@@ -1273,6 +1289,7 @@ Share share_of(const Engine& e, int phase) {
     if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
     if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(rows), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
+    if (o.kind == CONVOLVE) return {e.batch_count * panels_of(e.model.buffers[o.from].width), 1};
     if (o.kind == ATTEND_ALL) return {o.heads * e.batch_count, e.batch_count > BLOCK ? 4 : 1};
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
@@ -1305,6 +1322,8 @@ void run(Engine& e, int number, int thread, uint32_t round) {
                 e.split ? attend_part(e, o, thread, at) : attend_whole(e, o, thread, at);
             } else if (o.kind == CROSS) {
                 attend_cross(e, o, thread, at);
+            } else if (o.kind == CONVOLVE) {
+                convolve(e, o, at);
             } else if (o.kind == ATTEND_ALL) {
                 index % 2 ? attend_all(e, o, thread, at) : gather(e, o, at);
             } else if (o.kind == LOOKUP) {

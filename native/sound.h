@@ -27,6 +27,8 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     const int64_t heads = (int64_t)o.heads * o.size, kv = (int64_t)o.kv_heads * o.size;
     const auto normed = [&](int64_t width) { return o.gain && width % 16 == 0; };
     if (o.kind == NORM || o.kind == NORM_ADD) return normed(from) && from <= to;
+    if (o.kind == CONVOLVE)
+        return normed(from) && from <= to && o.from != o.to && o.shift && o.distance_count >= 1 && within(o.window, 0, o.distance_count - 1);
     if (o.kind == LINEAR)
         return is_sound(o.matrix) && o.matrix->inputs <= from &&
                (o.norm == NO_NORM || normed(o.matrix->inputs));

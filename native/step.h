@@ -9,11 +9,13 @@
 #include <cstdint>
 
 enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
-enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7 };
+enum Kind : int32_t {
+    NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8
+};
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5 };
-enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SIGMOID = 4 };
 enum Choice : int32_t { NOTHING = 0, TOKEN = 1, BEAM = 2 };
 enum Change : int32_t { ADDED = 0, SCALED = 1, REPLACED = 2 };
 enum Fault : int32_t {
@@ -51,6 +53,8 @@ struct Operation {
     // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot; scales the queries.
     // ATTEND_ALL: each row attends to all rows of its chunk, before it and behind it, whose queries, keys and values are
     // in ``from``
+    // CONVOLVE: each number of a row by its neighbours in ``distance_count`` rows of the chunk, ``window`` of them before
+    // the row, by ``gain`` [distance_count][width], plus ``shift``; and the activation
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines

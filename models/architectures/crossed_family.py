@@ -60,6 +60,10 @@ class CrossedFamily:
         """Returns the encoder in ``module``."""
         return module.get_encoder()
 
+    def finished(self, module: Any, rows: Tensor) -> Tensor:  # noqa: ARG002
+        """Returns an encoder output of the ``rows`` that its layers end with."""
+        return rows
+
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [embeddings, hidden], in
         storage of its own, without embeddings that the encoder masks.

@@ -110,6 +110,16 @@ class FrameFamily:
         of_subsampling = 2 * encoder.subsampling_conv_channels * encoder.num_mel_bins
         return int(encoder.num_hidden_layers * of_a_layer + of_subsampling) * dtype.itemsize
 
+    def encoder(self, module: Any) -> Any:
+        """Returns the encoder in ``module``."""
+        return module.encoder
+
+    def finished(self, module: Any, rows: Tensor) -> Tensor:
+        """Returns an encoder output of the ``rows`` that its layers end with, projected as the joint network reads
+        it."""
+        projected: Tensor = module.encoder_projector(rows) if self.predicts else rows
+        return projected
+
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [frames, width], in storage of
         its own, projected as the joint network reads it.

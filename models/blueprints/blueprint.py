@@ -32,7 +32,7 @@ from ..native.encoders import TextEncoder
 from ..native.library import MOST_THREADS, Library
 from ..native.program import Program
 from ..native.runner import Runner
-from ..native.speech_encoders import SpeechEncoder
+from ..native.speech_encoders import SpeechEncoder, known_encoder
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
@@ -361,19 +361,19 @@ class ModuleBlueprint(Blueprint):
     def native_speech(self, module: nn.Module) -> SpeechEncoder | str:
         """Returns the encoder of speech that the native library computes, or the reason why the library does not
         compute it."""
-        if why_not := self.not_native():
+        if why_not := Blueprint.not_native(self):
             return why_not
-        family: Any = self.checkpoint
-        encoder = SpeechEncoder(family.family.encoder(module))
-        return encoder.unknown() or encoder
+        checkpoint: Any = self.checkpoint
+        return known_encoder(checkpoint.family.encoder(module))
 
     def hasten_items(self, items: ItemEncoder, own: Own) -> ItemEncoder:
         """Returns ``items`` with the native library, if the library computes the encoder."""
         encoder, rows = self.native_speech(items.model.module), self.checkpoint.shape.embeddings
+        log, name = logging.getLogger("triolet"), self.checkpoint.architecture
         if isinstance(encoder, str):
-            name = self.checkpoint.architecture
-            logging.getLogger("triolet").info("the encoder of %s runs by torch's operations: %s", name, encoder)
+            log.info("the encoder of %s runs by torch's operations, not by the native library: %s", name, encoder)
             return items
+        log.info("the encoder of %s runs by the native library", name)
         stem = own("native", self.open_runner(encoder.stem_program(), positions=_STEPS * rows))
         return evolve(items, native=own("native", self.open_runner(encoder.program(rows), rows=rows)), stem=stem)
 

@@ -26,7 +26,7 @@ from ..checkpoints.modules import ModuleCheckpoint
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
 from ..native.runner import Runner
-from ..native.speech_encoders import SpeechEncoder
+from ..native.speech_encoders import known_encoder
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
@@ -124,7 +124,9 @@ def compare_clips(items: ItemEncoder, checkpoint: ModuleCheckpoint, dtype: torch
     module, family, native = items.model.module, items.family, items.native
     assert native is not None, "the library computes the encoder"
     assert not isinstance(family, Family), "the library computes encoders of speech alone"
-    clips = SpeechEncoder(family.encoder(module)).clips()
+    encoder = known_encoder(family.encoder(module))
+    assert not isinstance(encoder, str), "the library computes the encoder"
+    clips = encoder.clips()
     with refused(partial(_refusal, checkpoint)), exactly(module):
         expected = [family.encode(module, [clip])[0] for clip in clips]
         _check_numbers(module, expected, checkpoint)

@@ -42,7 +42,7 @@ class CrossedBlueprint(ModuleBlueprint):
         if decoder is not None:
             decoder.pack(int8=int8)
         if not isinstance(speech := self.native_speech(module), str):
-            speech.pack(int8=int8)
+            speech.pack(self.checkpoint.shape.embeddings, int8=int8)
         elif int8:
             quantize_modules(module, module if decoder is None else encoder)
 

@@ -25,9 +25,11 @@ from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
+from ..native.speech_encoders import CONFORMERS
 from ..native.speech_encoders import MODEL_TYPES as SPEECH_TYPES
-from .blueprint import NATIVE_ROWS
+from .blueprint import NATIVE_ROWS, Blueprint
 from .crossed_blueprint import CrossedBlueprint
+from .frame_blueprint import FrameBlueprint
 from .read import AnyBlueprint, read_blueprint
 from .text_blueprint import TextBlueprint
 from .whisper_blueprint import WhisperBlueprint
@@ -49,7 +51,11 @@ _SCALED = (
     "encoder_attn.q_proj.weight",
 )
 _OF_TEXTS = re.compile(r"(^|\.)layers?\.[0-9]+\.|(word|tok)_embeddings\.weight$")  # what is packed of encoders of texts
-_CONVOLUTIONS = ("encoder.conv2.weight", "encoder.conv3.weight")  # of Moonshine
+_OF_SPEECH = re.compile(  # what is packed of encoders of speech; pre_encode is a name of NeMo
+    r"encoder\.(conv[23]|subsampling\.linear|pre_encode\.out|layers\.[0-9]+\.(?!conv\.depthwise).*)\.weight$"
+)
+_FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
+_PROJECTED = ("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight")  # torch reads these as they are
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
 
@@ -130,10 +136,10 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     """The bytes of the native library's buffers: the rows of one call between any two operations and, for each thread,
     the rows of one matrix product.
     """
-    if not may_be_native(blueprint):
-        return 0
-    shape, found = blueprint.checkpoint.shape, 0
     threads = blueprint.config.threads or torch.get_num_threads()
+    if not may_be_native(blueprint):
+        return _clip_bytes(blueprint, stored, threads) if _hears(blueprint) else 0
+    shape, found = blueprint.checkpoint.shape, 0
     if _reads_texts(blueprint):
         return _text_bytes(blueprint, stored, threads)
     if isinstance(shape, WhisperShape):  # the encoder: the rows of a window, with keys, values and scores
@@ -189,19 +195,27 @@ def _of_places(config: Any, positions: int) -> int:
 def _hears(blueprint: AnyBlueprint) -> bool:
     """True if the native library computes an encoder of speech besides Whisper's."""
     config: Any = getattr(blueprint.checkpoint, "config", None)
-    known = isinstance(blueprint, CrossedBlueprint) and config.model_type in SPEECH_TYPES
-    return known and blueprint.not_native() is None
+    known = isinstance(blueprint, CrossedBlueprint | FrameBlueprint) and config.model_type in SPEECH_TYPES
+    wide = known and config.model_type in CONFORMERS and config.encoder_config.hidden_size % PANEL
+    return known and not wide and Blueprint.not_native(blueprint) is None
+
+
+def _is_of_speech(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
+    """True if the tensor is a matrix of an encoder of speech that the native library computes."""
+    return len(stored.shape) > 1 and _hears(blueprint) and _OF_SPEECH.search(name) is not None
 
 
 def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], threads: int) -> int:
     """The part of `native_bytes` that an encoder of speech adds: the rows of the longest clip with keys, values and
     scores, a call of the stem, and tables of positions."""
     between, largest = _widths(stored, "encoder.layers.0.")
-    convolved = max(prod(one.shape[1:]) for name, one in stored.items() if name.endswith(_CONVOLUTIONS))
-    rows, wide = blueprint.decoder.embeddings, max(largest, convolved)
+    packed = [one.shape for name, one in stored.items() if _is_of_speech(blueprint, name, one)]
+    widths = sorted(prod(shape[1:]) for shape in packed)
+    rows, hidden, wide, stem = blueprint.decoder.embeddings, min(shape[0] for shape in packed), *widths[-2:]
     own = max(64 * wide, BATCH * (rows + PANEL))
-    found = rows * (between + wide + 3 * blueprint.decoder.hidden) + threads * own  # the layers
-    found += NATIVE_ROWS * convolved + threads * 64 * convolved  # the stem
+    found = rows * (between + max(wide, largest) + 4 * hidden) + threads * own  # the layers
+    found += NATIVE_ROWS * stem + threads * 64 * stem  # the stem
+    found += 4 * sum(one.shape[0] for name, one in stored.items() if "encoder.layers." in name and one.shape)
     return 4 * found + 2 * _ROOM
 
 
@@ -235,7 +249,7 @@ def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterato
 
 def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     count, width = prod(stored.shape), blueprint.dtype.itemsize
-    if may_be_native(blueprint) and _is_packed(blueprint, name, stored):
+    if (may_be_native(blueprint) or _hears(blueprint)) and _is_packed(blueprint, name, stored):
         return _packed_bytes(blueprint, name, stored)
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
@@ -246,8 +260,8 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
 
 def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if the tensor is a matrix with which the native library multiplies."""
-    if _hears(blueprint) and name.endswith(_CONVOLUTIONS):
-        return True
+    if isinstance(blueprint, FrameBlueprint) or _is_of_speech(blueprint, name, stored):
+        return _is_of_speech(blueprint, name, stored)
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name or _is_table(name):
         return False
     if _reads_texts(blueprint):
@@ -258,7 +272,7 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
         return True
     if name.endswith(_SHARED):
         return bool(blueprint.checkpoint.config.tie_word_embeddings)  # otherwise nothing reads this tensor
-    return not _DECODERS.isdisjoint(name.split(".")) or (_hears(blueprint) and "encoder.layers." in name)
+    return not _DECODERS.isdisjoint(name.split(".")) and not name.endswith(_PROJECTED)
 
 
 def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
@@ -266,6 +280,8 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     Values of 16 bits keep 16 bits."""
     outputs, inputs = stored.shape[0], prod(stored.shape[1:])
     panels = -(-outputs // PANEL)
+    if _hears(blueprint) and name.endswith(_FAR):
+        return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
         return panels * -(-inputs // GROUP) * (4 + GROUP) * PANEL
@@ -276,12 +292,14 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if quantization applies to the tensor: a linear layer's matrix or a token embedding, in the part that
     decodes."""
-    if _hears(blueprint) and name.endswith(_CONVOLUTIONS):
+    if _is_of_speech(blueprint, name, stored):
         return True
     if len(stored.shape) != 2 or not name.endswith(".weight"):
         return False
+    if isinstance(blueprint, FrameBlueprint):
+        return name.startswith("encoder.")
     if not isinstance(blueprint, TextBlueprint):
-        return "embed_positions" not in name
+        return "embed_positions" not in name and not name.endswith(_PROJECTED)
     if _reads_texts(blueprint) and may_be_native(blueprint):
         return _is_packed(blueprint, name, stored)
     kind = str(blueprint.checkpoint.config.model_type)

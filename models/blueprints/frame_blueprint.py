@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from ..architectures.ctc_texts import CtcTexts
 from ..architectures.frames_checkpoint import FrameCheckpoint
 from ..checkpoints.loading import load_module
+from ..linear.modules import quantize_modules
 from ..memory.budget import KVSizes
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.frame_states import FrameSlots, FrameStates
 from ..networks.frame_network import FrameNetwork
 from ..networks.item_encoder import ItemEncoder
+from ..networks.network import Network
 from .blueprint import ModuleBlueprint, Own, Parts
 
 
@@ -51,6 +53,13 @@ class FrameBlueprint(ModuleBlueprint):
     def not_native(self) -> str | None:
         return "it reads frames"
 
+    def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
+        int8, encoder = self.config.quantization is not None, self.native_speech(module)
+        if not isinstance(encoder, str):
+            encoder.pack(self.checkpoint.shape.embeddings, int8=int8)
+        elif int8:
+            quantize_modules(module, self.checkpoint.family.encoder(module))
+
     def take(self, own: Own, model: Any) -> Parts:
         family, shape = self.checkpoint.family, self.checkpoint.shape
         encoder = ItemEncoder(
@@ -85,8 +94,16 @@ class FrameBlueprint(ModuleBlueprint):
             vocabulary=shape.vocabulary,
             device=self.device,
         )
-        self.log_way(self.not_native())
         return Parts(network=network, model=model, paged=states, cross=slots)
+
+    def hasten(self, network: Network, own: Own) -> Network:
+        assert isinstance(network, FrameNetwork), "the network of `take`"
+        self.log_way(self.not_native())
+        return evolve(network, encoder=self.hasten_items(network.encoder, own))
+
+    def prove(self, network: Network) -> None:
+        assert isinstance(network, FrameNetwork), "the network of `take`"
+        self.compare_clips(network.encoder)
 
     def facts(self) -> Mapping[str, Any]:
         checkpoint, settings = self.checkpoint, self.items_after(self.checkpoint.emissions.blank)

@@ -32,7 +32,7 @@ AnyBlueprint = WhisperBlueprint | CrossedBlueprint | FrameBlueprint | DiarizerBl
 _TAKES: Mapping[type[AnyBlueprint], frozenset[str]] = {
     WhisperBlueprint: frozenset({"quantization", "speculation"}),
     CrossedBlueprint: frozenset({"quantization", "speculation"}),
-    FrameBlueprint: frozenset(),
+    FrameBlueprint: frozenset({"quantization"}),
     DiarizerBlueprint: frozenset({"speculation"}),
     TextBlueprint: frozenset({"quantization", "speculation", "chat_template"}),
 }
@@ -95,7 +95,7 @@ def _check(blueprint: AnyBlueprint) -> None:
         "quantization": (
             config.quantization,
             f"quantization={config.quantization!r}",
-            "; allowed: Whisper, decoders, encoders, and encoder-decoders that hear",
+            "; allowed: Whisper, decoders, encoders, and what hears",
         ),
         "speculation": (speculation, "speculation", ", which reads frames; allowed: speculation='auto' or None"),
     }

@@ -17,7 +17,7 @@ from ...core.errors import EngineError
 MOST_THREADS = 64
 """The largest number of threads, which is the number of counters that the library has."""
 
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "relu": 3}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "relu": 3, "sigmoid": 4}
 """Activations that the library computes, by their names in configurations."""
 
 _NAME = "triolet.models.native.step"
@@ -26,7 +26,7 @@ _NAME = "triolet.models.native.step"
 class Kind(IntEnum):
     """The kind of an operation."""
 
-    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP = range(8)
+    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP, CONVOLVE = range(9)
 
 
 class Norm(IntEnum):

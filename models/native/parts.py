@@ -16,7 +16,7 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .panels import Panels, filled, quantized
+from .panels import PANEL, Panels, filled, quantized
 from .program import Normed
 
 # -- modules -----------------------------------------------------------------------------------------------------------
@@ -81,6 +81,26 @@ class PackedConvolution(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.stack([self.linear(self.windows(each.T)).T for each in hidden])
+
+
+class PackedDistances(nn.Module):
+    """A replacement for an `nn.Linear` that only reads positions: its outputs for all distances of two rows up to
+    ``rows`` apart, [heads, panels, size, 32]."""
+
+    vectors: Tensor
+
+    def __init__(self, outputs: Tensor, heads: int) -> None:
+        super().__init__()
+        self.count, filled = len(outputs), functional.pad(outputs, (0, 0, 0, -len(outputs) % PANEL))
+        split = filled.view(-1, PANEL, heads, outputs.shape[1] // heads)
+        self.register_buffer("vectors", split.permute(2, 0, 3, 1).contiguous())
+
+    def forward(self, positions: Tensor) -> Tensor:
+        count = positions.shape[-2]
+        assert count <= self.count, f"{count} distances; the most are {self.count}"
+        first = (self.count - count) // 2
+        rows = self.vectors.permute(1, 3, 0, 2).flatten(0, 1).flatten(1)[first : first + count]
+        return rows.expand(*positions.shape[:-1], -1)
 
 
 class PackedEmbedding(nn.Module):

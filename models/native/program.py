@@ -187,6 +187,16 @@ class Program:
             self._add(kind=Kind.TURN, source=source, to=source, **{**told, "scale": 1.0})
         self._add(kind=Kind.ATTEND_ALL, source=source, to=to, **told)
 
+    def convolve(self, source: int, to: int, taps: Tensor, shift: Tensor, *, before: int, activation: int) -> None:
+        """Convolves each number of a row with those of the rows around it in its chunk.
+
+        Args:
+            taps: float32 [rows, width], for the rows around a row, the first one ``before`` rows before it.
+            shift: float32 [width], added before the activation.
+        """
+        told = {"gain": self._kept(taps), "shift": self._kept(shift), "distance_count": len(taps), "window": before}
+        self._add(kind=Kind.CONVOLVE, source=source, to=to, activation=activation, **told)
+
     def _attention(self, attention: Attention) -> dict[str, Any]:
         places, told = attention.places, asdict(attention, recurse=False)
         del told["factors"]
@@ -220,7 +230,7 @@ class Program:
 
     @property
     def attends_to_all(self) -> bool:
-        """True if rows attend to all rows of their chunk. Such a chunk must not be cut into several calls."""
+        """True if rows read all rows of their chunk. Such a chunk must not be cut into several calls."""
         return any(one.kind == Kind.ATTEND_ALL for one in self._operations)
 
     def operations(self) -> bytearray:

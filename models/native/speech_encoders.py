@@ -1,5 +1,5 @@
-"""Encoders of speech, whose modules have the names of transformers, as programs of the native library. What
-is before the layers is computed clip by clip, so that the bits of a clip depend on no other one.
+"""Encoders of speech, whose modules have the names of transformers, as programs of the native library. What is before
+the layers is computed clip by clip, so that the bits of a clip depend on no other one.
 """
 
 from __future__ import annotations
@@ -9,42 +9,40 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .library import ACTIVATIONS, Ending
-from .parts import PackedConvolution, is_known, norm_of, pack_linears, turns_of, unknown_turns
-from .program import MULTIPLE, Attention, Program
+from .panels import PANEL, Panels
+from .parts import (
+    PackedConvolution,
+    PackedDistances,
+    is_known,
+    norm_of,
+    pack_linears,
+    plain,
+    turns_of,
+    unknown_turns,
+)
+from .program import MULTIPLE, Attention, Normed, Places, Program
 
-MODEL_TYPES = frozenset({"moonshine"})
+CONFORMERS = frozenset({"parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "cohere_asr", "canary"})
+MODEL_TYPES = CONFORMERS | {"moonshine"}
 """Model types of configurations whose encoders this module knows."""
 
 _ROWS = (9, 40)  # of made-up clips
 Payload = Mapping[str, Tensor]
+Stem = Callable[[Tensor], Tensor]
+"""Runs `SpeechEncoder.stem_program` for some rows."""
 
 
-@frozen(kw_only=True, eq=False)
-class _Kind:
-    """The knowledge of encoders that have one class of layers.
-
-    Args:
-        matrices: for each packed matrix of a layer, the name of a part of the layer and the names of its linear layers
-            that the matrix joins.
-        convolutions: the names of packed convolutions. The last one is part of the program, the others are the stem.
-        embed: returns the input of the program, [rows, width], by the products of the stem.
-        unknown: returns the reason why an encoder is not known, or ``None``.
-        write: adds all operations but the last norm to a program, and returns the buffer of the hidden states.
-        final: the name of the last norm.
-        clip: makes a clip of about as many rows.
-    """
-
-    matrices: tuple[tuple[str, tuple[str, ...]], ...]
-    convolutions: tuple[str, ...]
-    embed: Callable[[Any, Payload, Callable[[Tensor], Tensor]], Tensor]
-    unknown: Callable[[Any], str | None]
-    write: Callable[[Any, Program, int], int]
-    final: str
-    clip: Callable[[Any, int], Payload]
+def known_encoder(module: Any) -> SpeechEncoder | str:
+    """Returns the encoder ``module`` of transformers as the library computes it, or the reason why it does not."""
+    names = {type(layer).__name__ for layer in getattr(module, "layers", ())}
+    if len(names) != 1 or names - _KINDS.keys():
+        return f"the layers of its encoder are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
+    encoder = _KINDS[names.pop()](module)
+    return encoder.unknown() or encoder
 
 
 @frozen(eq=False)
@@ -54,119 +52,256 @@ class SpeechEncoder:
     module: Any
 
     @property
-    def _kind(self) -> _Kind:
-        return _KINDS[type(self.module.layers[0]).__name__]
+    def linears(self) -> list[tuple[Any, tuple[str, ...]]]:
+        """The module and the names of the linear layers that each packed matrix of the layers joins."""
+        raise NotImplementedError
 
     @property
-    def _linears(self) -> list[tuple[Any, tuple[str, ...]]]:
-        """The module and the names of the linear layers that each packed matrix of the layers joins."""
-        return [(getattr(layer, part), names) for layer in self.module.layers for part, names in self._kind.matrices]
+    def activation(self) -> str:
+        """The name of the activation of the feed-forward parts."""
+        raise NotImplementedError
 
     def unknown(self) -> str | None:
         """Returns the reason why the encoder cannot be a program; ``None``: it can."""
-        names = {type(layer).__name__ for layer in getattr(self.module, "layers", ())}
-        if len(names) != 1 or names - _KINDS.keys():
-            return f"the layers of its encoder are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
-        if not all(is_known(getattr(parent, name)) for parent, names in self._linears for name in names):
+        if not all(is_known(getattr(parent, name)) for parent, names in self.linears for name in names):
             return "the linear layers of its encoder are not torch's"
+        if self.activation not in ACTIVATIONS:
+            return f"the activation of its encoder is {self.activation}; known: {', '.join(ACTIVATIONS)}"
         if self.module.config.hidden_size % MULTIPLE:
             return f"the width of its encoder is {self.module.config.hidden_size}; known: multiples of {MULTIPLE}"
-        return self._kind.unknown(self.module)
+        own = self.module.layers[0].self_attn
+        fewer = own.q_proj.out_features != own.k_proj.out_features
+        return "its encoder has fewer heads of keys than of queries" if fewer else None
 
-    def pack(self, *, int8: bool = False) -> None:
-        """Replaces the linear layers by packed matrices, one after the other, and convolutions likewise."""
-        for parent, names in self._linears:
+    def pack(self, positions: int, *, int8: bool = False) -> None:
+        """Replaces the linear layers by packed matrices, one after the other, and what else the library computes.
+
+        Args:
+            positions: the most rows of a clip.
+        """
+        self.pack_rest(positions, int8=int8)
+        for parent, names in self.linears:
             pack_linears(parent, names, int8=int8)
-        for name in self._kind.convolutions:
-            setattr(self.module, name, PackedConvolution(getattr(self.module, name), int8=int8))
 
-    def embed(self, payload: Payload, stem: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns the input of the program, [rows, width], for one clip. ``stem`` runs `stem_program`."""
-        return self._kind.embed(self.module, payload, stem)
+    def pack_rest(self, positions: int, *, int8: bool) -> None:
+        """Does the part of `pack` that concerns other parts than the linear layers of the layers."""
+        raise NotImplementedError
+
+    def embed(self, payload: Payload, stem: Stem) -> Tensor:
+        """Returns the input of `program`, [rows, width], for one clip."""
+        raise NotImplementedError
 
     def stem_program(self) -> Program:
-        """Writes the program of the product in front of `program`: windows in, activated values out."""
-        program, panels = Program(), getattr(self.module, self._kind.convolutions[0]).linear.panels()
-        windows, values = program.buffer(panels.inputs), program.buffer(panels.outputs)
-        program.linear(windows, values, panels, Ending.ACTIVATED, activation=ACTIVATIONS["gelu"])
-        return program
-
-    def clips(self) -> list[Payload]:
-        """Returns made-up clips of different lengths."""
-        return [self._kind.clip(self.module, rows) for rows in _ROWS]
+        """Writes the program of the largest product in front of `program`."""
+        raise NotImplementedError
 
     def program(self, positions: int) -> Program:
         """Writes the program of the encoder, which must be packed, for clips of up to ``positions`` rows. The program
         ends with the encoder output."""
-        program = Program()
-        hidden = self._kind.write(self.module, program, positions)
-        last, norm = program.buffer(program.widths[hidden]), norm_of(getattr(self.module, self._kind.final))
-        program.norm(hidden, last, norm, wanted=True)
+        raise NotImplementedError
+
+    def clip(self, rows: int) -> Payload:
+        """Returns a made-up clip of about as many rows."""
+        raise NotImplementedError
+
+    def clips(self) -> list[Payload]:
+        """Returns made-up clips of different lengths."""
+        return list(map(self.clip, _ROWS))
+
+
+def _wave(*shape: int) -> Tensor:
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).mul(0.03).sin().view(shape)
+
+
+@frozen(eq=False)
+class MoonshineEncoder(SpeechEncoder):
+    """Moonshine's (Jeffries et al. 2024). Torch computes the first convolution. The second one is the stem, and the
+    third one part of the program."""
+
+    @property
+    def linears(self) -> list[tuple[Any, tuple[str, ...]]]:
+        found: list[tuple[Any, tuple[str, ...]]] = []
+        for layer in self.module.layers:
+            found += [(layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.self_attn, ("o_proj",))]
+            found += [(layer.mlp, ("fc1",)), (layer.mlp, ("fc2",))]
+        return found
+
+    @property
+    def activation(self) -> str:
+        return str(self.module.config.encoder_hidden_act)
+
+    def unknown(self) -> str | None:
+        return SpeechEncoder.unknown(self) or unknown_turns(self.module.config)
+
+    def pack_rest(self, positions: int, *, int8: bool) -> None:  # noqa: ARG002
+        for name in ("conv2", "conv3"):
+            setattr(self.module, name, PackedConvolution(getattr(self.module, name), int8=int8))
+
+    def embed(self, payload: Payload, stem: Stem) -> Tensor:
+        own, first = self.module, self.module.conv1
+        windows = payload["input_values"].unfold(0, *first.kernel_size, *first.stride)
+        hidden = own.groupnorm(functional.linear(windows, first.weight[:, 0]).tanh_().T[None])[0].T
+        found: Tensor = own.conv3.windows(stem(own.conv2.windows(hidden)))
+        return found
+
+    def stem_program(self) -> Program:
+        program, panels = Program(), self.module.conv2.linear.panels()
+        windows, values = program.buffer(panels.inputs), program.buffer(panels.outputs)
+        program.linear(windows, values, panels, Ending.ACTIVATED, activation=ACTIVATIONS["gelu"])
         return program
 
+    def program(self, positions: int) -> Program:
+        program, encoder, first = Program(), self.module, self.module.layers[0]
+        convolution, own = encoder.conv3.linear.panels(), first.self_attn
+        windows, hidden = program.buffer(convolution.inputs), program.buffer(convolution.outputs)
+        program.linear(windows, hidden, convolution, Ending.ACTIVATED, activation=ACTIVATIONS["gelu"])
+        program.turns.append(turns_of(encoder.rotary_emb, positions))
+        inner = program.buffer(first.mlp.fc1.out_features)
+        split, attended = program.buffer(own.q_proj.panels().outputs), program.buffer(own.o_proj.in_features)
+        turned = 2 * program.turns[0][0].shape[1]
+        attention, activation = _attention(own, turned=turned, paired=True), ACTIVATIONS[self.activation]
+        for layer in encoder.layers:
+            own, feed = layer.self_attn, layer.mlp
+            norm, second = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
+            program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm)
+            program.attend_all(split, attended, attention)
+            program.linear(attended, hidden, own.o_proj.panels(), Ending.ADD)
+            program.linear(hidden, inner, feed.fc1.panels(), Ending.ACTIVATED, norm=second, activation=activation)
+            program.linear(inner, hidden, feed.fc2.panels(), Ending.ADD)
+        program.norm(hidden, program.buffer(convolution.outputs), norm_of(encoder.layer_norm), wanted=True)
+        return program
 
-# -- Moonshine (Jeffries et al. 2024) ----------------------------------------------------------------------------------
-
-
-def _embed_moonshine(encoder: Any, payload: Payload, stem: Callable[[Tensor], Tensor]) -> Tensor:
-    first = encoder.conv1
-    windows = payload["input_values"].unfold(0, *first.kernel_size, *first.stride)
-    hidden = encoder.groupnorm(functional.linear(windows, first.weight[:, 0]).tanh_().T[None])[0].T
-    return encoder.conv3.windows(stem(encoder.conv2.windows(hidden)))
-
-
-def _clip_of_samples(_: Any, rows: int) -> Payload:
-    return {"input_values": torch.arange(511 + 384 * rows, dtype=torch.float32).mul(0.03).sin()}
-
-
-def _unknown_moonshine(encoder: Any) -> str | None:
-    own, activation = encoder.layers[0].self_attn, encoder.config.encoder_hidden_act
-    if activation not in ACTIVATIONS:
-        return f"the activation of its encoder is {activation}; known: {', '.join(ACTIVATIONS)}"
-    if own.q_proj.out_features != own.k_proj.out_features:
-        return "its encoder has fewer heads of keys than of queries"
-    return unknown_turns(encoder.config)
-
-
-def _write_moonshine(encoder: Any, program: Program, positions: int) -> int:
-    first, convolution = encoder.layers[0], encoder.conv3.linear.panels()
-    windows, hidden = program.buffer(convolution.inputs), program.buffer(convolution.outputs)
-    program.linear(windows, hidden, convolution, Ending.ACTIVATED, activation=ACTIVATIONS["gelu"])
-    program.turns.append(turns_of(encoder.rotary_emb, positions))
-    own, inner = first.self_attn, program.buffer(first.mlp.fc1.out_features)
-    split, attended = program.buffer(own.q_proj.panels().outputs), program.buffer(own.o_proj.in_features)
-    attention = Attention.plain(
-        own.q_proj.out_features // own.head_dim,
-        own.head_dim,
-        float(own.scaling),
-        turned=2 * program.turns[0][0].shape[1],
-        paired=True,
-    )
-    activation = ACTIVATIONS[encoder.config.encoder_hidden_act]
-    for layer in encoder.layers:
-        own, feed = layer.self_attn, layer.mlp
-        norm, second = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
-        program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm)
-        program.attend_all(split, attended, attention)
-        program.linear(attended, hidden, own.o_proj.panels(), Ending.ADD)
-        program.linear(hidden, inner, feed.fc1.panels(), Ending.ACTIVATED, norm=second, activation=activation)
-        program.linear(inner, hidden, feed.fc2.panels(), Ending.ADD)
-    return hidden
+    def clip(self, rows: int) -> Payload:
+        return {"input_values": _wave(511 + 384 * rows)}
 
 
-_KINDS = {
-    "MoonshineEncoderLayer": _Kind(
-        matrices=(
-            ("self_attn", ("q_proj", "k_proj", "v_proj")),
-            ("self_attn", ("o_proj",)),
-            ("mlp", ("fc1",)),
-            ("mlp", ("fc2",)),
-        ),
-        convolutions=("conv2", "conv3"),
-        embed=_embed_moonshine,
-        unknown=_unknown_moonshine,
-        write=_write_moonshine,
-        final="layer_norm",
-        clip=_clip_of_samples,
-    ),
+@frozen(eq=False)
+class ConformerEncoder(SpeechEncoder):
+    """FastConformer's (Rekesh et al. 2023). A layer has half a feed-forward part, attention with relative positions
+    (Dai et al. 2019), a convolution of each channel, and the other half. Torch computes the convolutions over spectra.
+    The product after them is the stem."""
+
+    @property
+    def linears(self) -> list[tuple[Any, tuple[str, ...]]]:
+        found: list[tuple[Any, tuple[str, ...]]] = [(self.module.subsampling, ("linear",))]
+        for layer in self.module.layers:
+            found += [(layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.self_attn, ("o_proj",))]
+            for feed in (layer.feed_forward1, layer.feed_forward2):
+                found += [(feed, ("linear1",)), (feed, ("linear2",))]
+        return found
+
+    @property
+    def activation(self) -> str:
+        return str(self.module.config.hidden_act)
+
+    def unknown(self) -> str | None:
+        width = self.module.config.hidden_size
+        if width % PANEL:
+            return f"the width of its encoder is {width}; known: multiples of {PANEL}"
+        return SpeechEncoder.unknown(self)
+
+    def pack_rest(self, positions: int, *, int8: bool) -> None:
+        shape = 1, positions + 1, self.module.config.hidden_size  # torch computes a row that is masked, too
+        rows = torch.empty(shape, dtype=torch.float32)
+        far = self.module.encode_positions(rows)[0]
+        for layer in self.module.layers:
+            own, convolution = layer.self_attn, layer.conv
+            with torch.no_grad():
+                outputs = own.relative_k_proj(far)
+            content = own.bias_u.detach()  # added to all queries, and taken away where only positions are read
+            before = torch.zeros_like(content).flatten() if own.q_proj.bias is None else own.q_proj.bias.detach()
+            own.q_proj.bias = nn.Parameter(before + content.flatten(), requires_grad=False)
+            own.bias_v = nn.Parameter(own.bias_v.detach() - content, requires_grad=False)
+            own.bias_u = nn.Parameter(torch.zeros_like(content), requires_grad=False)
+            own.relative_k_proj = PackedDistances(outputs, len(own.bias_u))
+            for name in ("pointwise_conv1", "pointwise_conv2"):
+                setattr(convolution, name, PackedConvolution(getattr(convolution, name), int8=int8))
+
+    def embed(self, payload: Payload, stem: Stem) -> Tensor:
+        features = payload["input_features"]
+        if "attention_mask" in payload:
+            features = features[: int(payload["attention_mask"].sum())]
+        last = torch.channels_last  # in which torch's convolutions of channels are twice as fast
+        hidden = features[None, None]
+        for layer in self.module.subsampling.layers:
+            if not isinstance(layer, nn.Conv2d):
+                hidden = layer(hidden)
+                continue
+            weight = torch.empty_like(layer.weight, memory_format=last).copy_(layer.weight)
+            settings = layer.stride, layer.padding, layer.dilation, layer.groups
+            hidden = functional.conv2d(hidden, weight, layer.bias, *settings)
+        return stem(hidden[0].transpose(0, 1).flatten(1))
+
+    def stem_program(self) -> Program:
+        program, panels, scale = Program(), self.module.subsampling.linear.panels(), float(self.module.input_scale)
+        windows, rows = program.buffer(panels.inputs), program.buffer(panels.outputs)
+        program.linear(windows, rows, panels, Ending.STORE, scale=scale)
+        return program
+
+    def program(self, positions: int) -> Program:  # noqa: ARG002  (vectors of distances are packed)
+        program, layers, width = Program(), list(self.module.layers), self.module.config.hidden_size
+        own, feed = layers[0].self_attn, layers[0].feed_forward1
+        hidden, inner = program.buffer(width), program.buffer(feed.linear1.out_features)
+        split, attended = program.buffer(own.q_proj.panels().outputs), program.buffer(own.o_proj.in_features)
+        gated, convolved, last = (program.buffer(width) for _ in range(3))
+        activation, of = ACTIVATIONS[self.activation], torch.arange(own.relative_k_proj.count, dtype=torch.int32)
+        for layer in layers:
+            own, part = layer.self_attn, layer.conv
+            self._feed(program, hidden, inner, layer.feed_forward1, norm_of(layer.norm_feed_forward1))
+            program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm_of(layer.norm_self_att))
+            program.attend_all(split, attended, _by_distance(own, of))
+            program.linear(attended, hidden, own.o_proj.panels(), Ending.ADD)
+            widen, narrow = part.pointwise_conv1.linear.panels(), part.pointwise_conv2.linear.panels()
+            norm, sigmoid = norm_of(layer.norm_conv), ACTIVATIONS["sigmoid"]
+            program.linear(hidden, gated, widen, Ending.GATED_BY, norm=norm, activation=sigmoid)
+            taps, shift = _folded(part.depthwise_conv, part.norm)
+            program.convolve(gated, convolved, taps, shift, before=part.padding, activation=activation)
+            program.linear(convolved, hidden, narrow, Ending.ADD)
+            self._feed(program, hidden, inner, layer.feed_forward2, norm_of(layer.norm_feed_forward2))
+            if layer is not layers[-1]:
+                program.norm(hidden, hidden, norm_of(layer.norm_out))
+        program.norm(hidden, last, norm_of(layers[-1].norm_out), wanted=True)
+        return program
+
+    def _feed(self, program: Program, hidden: int, inner: int, feed: Any, norm: Normed) -> None:
+        """Adds half of a feed-forward part."""
+        activation = ACTIVATIONS[self.activation]
+        program.linear(hidden, inner, feed.linear1.panels(), Ending.ACTIVATED, norm=norm, activation=activation)
+        program.linear(inner, hidden, feed.linear2.panels(), Ending.ADD, scale=0.5)
+
+    def clip(self, rows: int) -> Payload:
+        config = self.module.config
+        frames = config.subsampling_factor * rows
+        return {
+            "input_features": _wave(frames, config.num_mel_bins),
+            "attention_mask": torch.ones(frames, dtype=torch.bool),
+        }
+
+
+def _attention(own: Any, **others: Any) -> Attention:
+    return Attention.plain(own.q_proj.out_features // own.head_dim, own.head_dim, float(own.scaling), **others)
+
+
+def _by_distance(own: Any, of: Tensor) -> Attention:
+    """Returns attention in which each distance has a vector. A score has the product of a query and that vector, and
+    the product of a number for each head and the vector."""
+    vectors = own.relative_k_proj.vectors  # [heads, panels, size, 32]
+    heads, panels, size, _ = vectors.shape
+    keys = Panels(heads * panels * PANEL, size, vectors.view(heads * panels, size, PANEL), None)
+    numbers = torch.einsum("hs,hpsi->hpi", own.bias_v, vectors).flatten(1)[:, : len(of)] * own.scaling
+    places = Places(of=of, keys=keys, queries=None)
+    return _attention(own, distances=plain(numbers), places=places)
+
+
+def _folded(convolution: Any, norm: Any) -> tuple[Tensor, Tensor]:
+    """Returns the taps [rows, channels] and the shift of a convolution of each channel with its batch norm."""
+    gain = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
+    bias = 0.0 if convolution.bias is None else convolution.bias.detach()
+    taps = convolution.weight.detach()[:, 0] * gain[:, None]
+    return plain(taps.T), plain((bias - norm.running_mean) * gain + norm.bias.detach())
+
+
+_KINDS: dict[str, Callable[[Any], SpeechEncoder]] = {
+    "MoonshineEncoderLayer": MoonshineEncoder,
+    "ParakeetEncoderBlock": ConformerEncoder,
 }

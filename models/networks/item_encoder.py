@@ -18,7 +18,7 @@ from ..memory.encoder_states import EncoderStates
 from ..memory.module import TransformerModel
 from ..memory.rows import Rows
 from ..native.runner import Runner
-from ..native.speech_encoders import SpeechEncoder
+from ..native.speech_encoders import known_encoder
 
 
 @frozen(kw_only=True, eq=False)
@@ -61,11 +61,12 @@ class ItemEncoder:
         if self.native is None:
             return self.family.encode(self.model.module, payloads)
         assert not isinstance(self.family, Family), "the library computes encoders of speech alone"
-        encoder = SpeechEncoder(self.family.encoder(self.model.module))
+        encoder = known_encoder(self.family.encoder(self.model.module))
+        assert not isinstance(encoder, str), f"the library computes an encoder although {encoder}"
         clips = [encoder.embed(payload, self._stem) for payload in payloads]
         lengths = list(map(len, clips))
         found = self.native.step(torch.cat(clips), Rows.all_of(*lengths))
-        return apart(torch.split(found, lengths))
+        return [self.family.finished(self.model.module, rows) for rows in apart(torch.split(found, lengths))]
 
     def _stem(self, windows: Tensor) -> Tensor:
         assert self.stem is not None, "a program of layers has a stem"

@@ -78,7 +78,6 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_by_name(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"quantization": "int8"}, "quantization='int8' is given for ParakeetForTDT; allowed: Whisper, decoders"),
         ({"speculation": Speculation()}, "speculation is given for ParakeetForTDT, which reads frames"),
         ({"kv_dtype": "float16"}, "kv_dtype='float16', but .* it reads frames"),
         ({"chat_template": "{{ messages }}"}, "chat_template is given for ParakeetForTDT"),

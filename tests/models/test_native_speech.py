@@ -20,7 +20,7 @@ from torch import Tensor
 from triolet.models.memory.rows import Rows
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
-from triolet.models.native.speech_encoders import Payload, SpeechEncoder
+from triolet.models.native.speech_encoders import Payload, SpeechEncoder, known_encoder
 
 from .conftest import small_config
 from .test_native import loaded
@@ -36,8 +36,22 @@ MOONSHINE = {
     "decoder_num_hidden_layers": 1,
     "decoder_num_attention_heads": 4,
 }
+PARAKEET = {
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 80,
+    "num_mel_bins": 16,
+    "subsampling_conv_channels": 16,
+    "max_position_embeddings": 400,
+    "conv_kernel_size": 5,
+}
 CONFIGS: dict[str, Any] = {
     "moonshine": transformers.MoonshineConfig(**MOONSHINE, pad_head_dim_to_multiple_of=8),
+    "parakeet": transformers.ParakeetEncoderConfig(**PARAKEET),
+    "parakeet, scaled, without biases": transformers.ParakeetEncoderConfig(
+        **PARAKEET, scale_input=True, attention_bias=False, convolution_bias=False
+    ),
     "moonshine, turned in part": transformers.MoonshineConfig(
         **MOONSHINE,
         attention_bias=True,
@@ -51,17 +65,26 @@ def module(name: str) -> Any:
     """The encoder of a model with random weights."""
     torch.manual_seed(5)
     config = CONFIGS[name]
-    made = transformers.MoonshineModel._from_config(config, attn_implementation="eager").eval()
+    made = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
     with torch.inference_mode():
         for parameter in made.parameters():
             parameter.mul_(3.0).add_(0.02)  # biases and gains are zero and one
-    return made.get_encoder()
+        for key, buffer in made.named_buffers():
+            if "running" in key:
+                buffer.add_(torch.rand(buffer.shape))
+    return made.get_encoder() if "moonshine" in name else made
+
+
+def known(module: Any) -> SpeechEncoder:
+    encoder = known_encoder(module)
+    assert not isinstance(encoder, str), encoder
+    return encoder
 
 
 def clip(name: str, rows: int) -> Payload:
     """Noise of about ``rows`` rows."""
     generator = torch.Generator().manual_seed(rows)
-    made = SpeechEncoder(module(name))._kind.clip(module(name), rows)
+    made = known(module(name)).clip(rows)
     return {
         key: torch.randn(one.shape, generator=generator) if one.is_floating_point() else one
         for key, one in made.items()
@@ -80,9 +103,8 @@ Encode = Callable[[Sequence[int]], list[Tensor]]
 
 @contextmanager
 def encoding(name: str, *, int8: bool = False, level: int = 0, threads: int = 2, rows: int = MOST) -> Iterator[Encode]:
-    encoder = SpeechEncoder(copy.deepcopy(module(name)))
-    assert encoder.unknown() is None
-    encoder.pack(int8=int8)
+    encoder = known(copy.deepcopy(module(name)))
+    encoder.pack(MOST, int8=int8)
     options = {"threads": threads, "level": level}
     runners = [
         Runner.open(loaded(), encoder.program(MOST), None, rows=rows, positions=MOST, **options),
@@ -142,7 +164,7 @@ def test_a_clip_has_the_same_bits_beside_others(
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_packed_module_computes_what_it_did(name: str) -> None:
     packed = copy.deepcopy(module(name))
-    SpeechEncoder(packed).pack()
+    known(packed).pack(MOST)
     with torch.inference_mode():
         found = packed(**{key: one[None] for key, one in clip(name, 40).items()}).last_hidden_state[0]
     expected = expected_of(name, 40)
@@ -150,15 +172,16 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-@pytest.mark.parametrize("name", ["moonshine"])
+@pytest.mark.parametrize("name", ["moonshine", "cohere_asr", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"])
 def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name: str, quantization: Any) -> None:
     """By the library, with what int8 rounds."""
     executor, description = opens(folder(name), small_config(quantization=quantization))
-    assert description.native
     sounds = [torch.randn(size, generator=torch.Generator().manual_seed(size)).numpy() for size in (5000, 900, 20_000)]
     jobs = [description.preparer.prepare((), audio=[sound]).items[0] for sound in sounds]
     executor.encode(tuple(jobs))
     parts = executor._open.parts
+    items = parts.network.items if name in {"moonshine", "cohere_asr"} else parts.network.encoder
+    assert items.native is not None
     for job in jobs:
         executor.encode((evolve(job, key="alone"),))
         found = executor._open.outputs.get(job.key)
@@ -180,6 +203,6 @@ def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name
 )
 def test_what_the_library_does_not_know_is_told(changes: dict[str, Any], why: str) -> None:
     made = transformers.MoonshineModel(transformers.MoonshineConfig(**{**MOONSHINE, **changes}))
-    told = SpeechEncoder(made.get_encoder()).unknown()
-    assert told is not None
+    told = known_encoder(made.get_encoder())
+    assert isinstance(told, str)
     assert told.startswith(why)

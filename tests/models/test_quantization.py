@@ -182,5 +182,5 @@ def test_what_is_computed_in_is_chosen_by_the_cpu(open_driver, folder):
 
 
 def test_other_encoder_decoders_are_refused(open_driver, tmp_path):
-    with pytest.raises(InvalidRequest, match="allowed: Whisper, decoders, encoders, and encoder-decoders that hear"):
+    with pytest.raises(InvalidRequest, match="allowed: Whisper, decoders, encoders, and what hears"):
         open_driver(make_checkpoint("bart", tmp_path), quantization="int8")

@@ -130,7 +130,7 @@ struct Made {
         Operation& o = add(LINEAR, from, to);
         if (normed) norm(o);
         o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY, most_format);
-        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU}), o.cap = 5.0f;
+        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID}), o.cap = 5.0f;
         o.scale = draw.of({0.0f, 1.0f, 0.7f});
         return o;
     }
@@ -218,6 +218,13 @@ struct Made {
                 o.layer = layer, o.heads = heads, o.kv_heads = cross_heads, o.size = size;
                 o.scale = draw.of({1.0f, 0.3f});
                 linear(attended, hidden, ADD, false);
+            }
+            if (joined && draw.one_in(2)) {
+                Operation& o = add(CONVOLVE, hidden, added);
+                o.distance_count = draw.of({1, 4, 9}), o.window = draw.upto(0, o.distance_count - 1);
+                o.gain = arena.values((size_t)o.distance_count * (widths[hidden] + extra), draw, 0.5f);
+                o.shift = gain(widths[hidden]), o.activation = draw.of({SILU, SIGMOID});
+                norm(add(NORM_ADD, added, hidden));
             }
             linear(hidden, inner, draw.of({GATED, GATED_BY, ACTIVATED}), true);
             linear(inner, behind ? added : hidden, behind ? STORE : ADD, false);

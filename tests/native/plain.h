@@ -12,6 +12,7 @@ inline double activated(double x, int activation) {
         case SILU: return x / (1 + exp(-x));
         case GELU: return 0.5 * x * (1 + erf(x * M_SQRT1_2));
         case GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+        case SIGMOID: return 1 / (1 + exp(-x));
         default: return x > 0 ? x : 0;
     }
 }
@@ -232,6 +233,14 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             };
             const int first = std::max(0, position + 1 - reach), last = std::min(one.length, position + reach);
             attend(o, &x[h * o.size], first, last, key, value, added, &to[h * o.size]);
+        }
+        for (size_t c = 0; o.kind == CONVOLVE && c < x.size(); c++) {
+            double sum = o.shift[c];
+            for (int t = 0; t < o.distance_count; t++) {
+                const int at = position - o.window + t;
+                if (at >= 0 && at < one.length) sum += rows[at][o.from][c] * o.gain[t * x.size() + c];
+            }
+            to[c] = activated(sum, o.activation);
         }
         for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
             const size_t each = (size_t)made.embeddings * made.cross_size, all = SLOTS * o.kv_heads * each;

@@ -313,7 +313,7 @@ int broken_models(uint32_t seed, int count) {
     for (int i = 0; i < count; i++) {
         Opened opened(made, draw.of({1, 5, 50}), 7, 20);
         Model& m = opened.model;
-        const int kind = draw.upto(NORM, LOOKUP), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        const int kind = draw.upto(NORM, CONVOLVE), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
         Operation* found = &opened.operations[place];
         for (Operation& one : opened.operations)
             if (one.kind == kind && draw.one_in(2)) found = &one;
@@ -340,6 +340,8 @@ int broken_models(uint32_t seed, int count) {
             else if (draw.one_in(2)) number = other(draw, number);
             else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
         }
+        if (o.kind == CONVOLVE && made.operations[found - opened.operations.data()].kind != o.kind)
+            o.kind = NORM;  // whose gains are fewer
         if (m.kv_format == FLOAT32) m.kv_format = made.kv_format;  // whose numbers are not shorter than they lie there
         if (m.pages < 1) step.table_size = 0;
         if (m.threads > 8 && m.threads <= 64) m.threads = 8;
