@@ -52,6 +52,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     """Looks the function up once, as `_malloc_trim` does. ``None``: the system has no large pages to ask for."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
-    found = ctypes.CDLL(None).madvise
-    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return found  # type: ignore[no-any-return]  (a function of C)
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    found: Callable[[int, int, int], int] = call
+    return found

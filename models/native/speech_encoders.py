@@ -228,8 +228,7 @@ class ConformerEncoder(SpeechEncoder):
                 hidden = layer(hidden)
                 continue
             weight = torch.empty_like(layer.weight, memory_format=last).copy_(layer.weight)
-            settings = layer.stride, layer.padding, layer.dilation, layer.groups
-            hidden = functional.conv2d(hidden, weight, layer.bias, *settings)
+            hidden = layer._conv_forward(hidden, weight, layer.bias)
         return stem(hidden[0].transpose(0, 1).flatten(1))
 
     def stem_program(self) -> Program:
