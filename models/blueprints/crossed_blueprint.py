@@ -43,8 +43,8 @@ class CrossedBlueprint(ModuleBlueprint):
             decoder.pack(int8=int8)
         if not isinstance(speech := self.native_speech(module), str):
             speech.pack(self.checkpoint.shape.embeddings, int8=int8)
-        elif int8:
-            quantize_modules(module, module if decoder is None else encoder)
+        if int8:
+            quantize_modules(module, module if decoder is None else encoder)  # what is not packed
 
     def take(self, own: Own, model: Any) -> Parts:
         shape = self.checkpoint.shape
@@ -71,11 +71,9 @@ class CrossedBlueprint(ModuleBlueprint):
     def hasten(self, network: Network, own: Own) -> Network:
         network = super().hasten(network, own)
         assert isinstance(network, EncoderDecoderNetwork), "the network of `take`"
-        if network.native is None:
-            return network
-        module = network.model.module
-        crossing = self.open_runner(CrossedDecoder(module).crossing(), positions=self.checkpoint.shape.embeddings)
-        network = evolve(network, crossing=own("native", crossing))
+        if network.native is not None:
+            program, most = CrossedDecoder(network.model.module).crossing(), self.checkpoint.shape.embeddings
+            network = evolve(network, crossing=own("native", self.open_runner(program, positions=most)))
         return evolve(network, items=self.hasten_items(network.items, own))
 
     def prove(self, network: Network) -> None:

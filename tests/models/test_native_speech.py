@@ -193,6 +193,19 @@ def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name
         executor.free(("alone",))
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_an_encoder_is_computed_where_its_decoder_is_unknown(changed: Any, opens: Any, quantization: Any) -> None:
+    """In int8 the matrices of that decoder are quantized all the same."""
+    executor, description = opens(
+        changed("moonshine", decoder_hidden_act="mish"), small_config(quantization=quantization)
+    )
+    assert not description.native
+    network = executor._open.parts.network
+    assert network.items.native is not None
+    weight = network.decoder.layers[0].mlp.fc1.weight
+    assert weight.dtype == (torch.float32 if quantization is None else torch.int8)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
