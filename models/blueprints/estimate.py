@@ -50,7 +50,9 @@ _SCALED = (
     "self_attn.v_proj.weight",
     "encoder_attn.q_proj.weight",
 )
-_OF_TEXTS = re.compile(r"(^|\.)layers?\.[0-9]+\.|(word|tok)_embeddings\.weight$")  # what is packed of encoders of texts
+_OF_TEXTS = re.compile(  # what is packed of encoders of texts; DeBERTa's pos_key_proj and pos_query_proj are not
+    r"(^|\.)layers?\.[0-9]+\.(?!.*\.pos_)|(word|tok)_embeddings\.weight$"
+)
 _OF_SPEECH = re.compile(  # what is packed of encoders of speech; pre_encode is a name of NeMo
     r"encoder\.(conv[23]|subsampling\.linear|pre_encode\.out|layers\.[0-9]+\.(?!conv\.depthwise).*)\.weight$"
 )

@@ -269,6 +269,15 @@ def test_an_estimate_is_no_less_than_what_an_encoder_holds(tmp_path: Any, name: 
     assert found["native"] <= thought["native"] <= found["native"] + (1 << 20)
 
 
+def test_projections_of_distances_are_in_the_estimate_as_they_are(tmp_path: Any) -> None:
+    """They are not packed, and stay in float32."""
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "position_buckets": 16, "share_att_key": False}
+    folder = as_checkpoint(encoder_of("DebertaV2", **sizes), tmp_path)
+    config = EngineConfig(device="cpu", threads=2, quantization="int8")
+    thought, found = estimate(folder, config).by_owner, held(folder, config)
+    assert found["weights"] <= thought["weights"] <= 1.1 * found["weights"] + ODDS
+
+
 def test_scores_of_many_threads_are_in_the_estimate(tmp_path: Any) -> None:
     """Each has room for those of a whole call, however short the texts are."""
     folder, config = (
