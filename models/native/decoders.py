@@ -55,7 +55,7 @@ class _Layer:
 
     @property
     def matrices(self) -> tuple[tuple[Any, tuple[str, ...]], ...]:
-        """For each packed matrix, a module and the names of its linear layers that the matrix joins."""
+        """The packed matrices: for each, a module and the names of its linear layers that the matrix joins."""
         recipe, attention, feed = self.recipe, self.attention, self.feed
         return (
             (attention, recipe.read),
