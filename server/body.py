@@ -47,6 +47,7 @@ _INSTEAD = {  # members of older and of other APIs, and what has their place her
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
     "response_format": "text",
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"),
 }
 _CHARSETS = frozenset({"utf-8", "utf8"})
 _MOST_OBJECT = 4_096  # characters of a field that may be JSON: parsed in the event loop
@@ -127,7 +128,7 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
             told = name[:_MOST_COMPARED]
             near = difflib.get_close_matches(told, kind.model_fields, _MOST_NEAR, 0.0)
             alike = difflib.get_close_matches(told, near, 1, _NEAR)
-            instead = "structured_outputs" if name.startswith("guided_") else _INSTEAD.get(name)
+            instead = _INSTEAD.get(name)
             if instead in kind.model_fields:
                 hint = f"give {instead}"
             elif alike:

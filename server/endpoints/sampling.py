@@ -52,12 +52,12 @@ def structure_of(body: SamplingBody, format_: chat.ResponseFormat | None = None)
         RequestTooLarge: the schema is too large.
     """
     schema = chat.schema_of(format_)
-    wanted = body.structures | ({} if schema is None else {"response_format": schema})
+    wanted = body.structures | ({} if schema is None else {body.form: schema})
     if len(wanted) > 1:
         raise BadBody(f"several forms are given for the answer: {', '.join(wanted)}; give one", next(iter(wanted)))
     for name, value in wanted.items():
         match name.removeprefix("guided_").removeprefix("structured_outputs."):
-            case "json" | "response_format":
+            case "json" | "response_format" | "text.format":
                 check_object(name, value, MOST_SCHEMA, MOST_CHARACTERS)
                 if isinstance(value, str):
                     check_object(name, parsed(value), MOST_SCHEMA, MOST_CHARACTERS)

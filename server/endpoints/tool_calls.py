@@ -50,7 +50,7 @@ class Tools:
         if body.structures:
             named = next(iter(body.structures))
             raise BadBody(
-                f"{named} and tools are both given; give one of them, response_format, or tool_choice none", named
+                f"{named} and tools are both given; give one of them, {body.form}, or tool_choice none", named
             )
         given = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools])
         choice, allowed, wanted = "auto", given, body.tool_choice

@@ -179,6 +179,13 @@ class SamplingBody(Ignored):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: int | None = Field(default=None, ge=-100, le=100, description="Smaller numbers run first.")
 
+    _form: str = "response_format"
+
+    @property
+    def form(self) -> str:
+        """The member with the form of a text, as the client has sent it."""
+        return self._form
+
     @property
     def structures(self) -> dict[str, Any]:
         """The forms of the text that the client wants, by the members that say so."""

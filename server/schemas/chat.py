@@ -15,7 +15,7 @@ MOST_PARTS = 2_048  # of one message
 MOST_TOOLS = 128  # OpenAI's
 MOST_SCHEMA = 5_000  # values of the schema of an answer
 MOST_CHARACTERS = 1_000_000  # of it, and of each of these
-_MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": MOST_SCHEMA}
+_MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000}
 _READ_BY_THE_CLIENT = "OpenAI's client adds it to an answer that it sends back"
 
 
@@ -326,9 +326,9 @@ class ChatRequest(SamplingBody):
         check_texts(f"the arguments of all {calls_kind}", (call.function.arguments for call in calls))
         tools = [[tool.function.description or "", tool.function.parameters] for tool in self.tools or ()]
         given = {"tools": tools, "chat_template_kwargs": self.chat_template_kwargs or {}}
-        given["response_format"] = schema_of(self.response_format) or {}
+        given[self.form] = schema_of(self.response_format) or {}
         for name, found in given.items():
-            check_object(name, found, _MOST_VALUES[name], MOST_CHARACTERS)
+            check_object(name, found, _MOST_VALUES.get(name, MOST_SCHEMA), MOST_CHARACTERS)
 
 
 class TopLogprob(AnswerBody):

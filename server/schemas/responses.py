@@ -235,7 +235,7 @@ class ResponsesRequest(SamplingBody):
             chat_template_kwargs=self.chat_template_kwargs,
             **given,
         )
-        made._places = places
+        made._places, made._form = places, "text.format"
         return made
 
 

@@ -281,6 +281,8 @@ def test_an_unknown_member_is_told_with_the_most_similar_ones(service: Served) -
     )
     told = refusal(service, guided_regex="a")
     assert told == "guided_regex is not a member of this request; give structured_outputs"
+    told = refusal(service, guided_whitespace_pattern=" ")
+    assert told.startswith("guided_whitespace_pattern is not a member of this request; leave it out;")
 
 
 def test_a_structure_and_its_plain_form_are_the_same(service: Served) -> None:

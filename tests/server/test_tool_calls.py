@@ -11,10 +11,13 @@ import pytest
 from triolet import Completion, Delta, ToolFormat
 from triolet.api.outputs.detokenizer import TokenBytes
 from triolet.api.outputs.results import Usage
+from triolet.core.errors import RequestTooLarge
 from triolet.core.request import FinishReason
 from triolet.core.tools import read_tools
 from triolet.server.endpoints import chat, responses
+from triolet.server.endpoints.sampling import structure_of
 from triolet.server.endpoints.tool_calls import Tools
+from triolet.server.problems import BadBody
 from triolet.server.schemas.chat import ChatRequest
 from triolet.server.schemas.responses import ResponsesRequest
 from triolet_testing.sim_model import SimTokenizer
@@ -66,6 +69,21 @@ def test_calls_that_are_left_out_are_counted_in_the_access_log() -> None:
     told: dict[str, object] = {}
     tools(parallel=False, told=told).message(CALLS)
     assert told == {"dropped_calls": 1}
+
+
+def test_the_form_of_a_response_has_its_own_name_in_refusals() -> None:
+    """``response_format`` was advised, which responses refuse."""
+    schema = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    body: dict[str, Any] = {"model": "m", "input": "a", "structured_outputs": {"regex": "a"}}
+    both = ResponsesRequest(**body, text={"format": schema}).as_chat
+    with pytest.raises(BadBody, match=r"several forms .* structured_outputs.regex, text\.format; give one"):
+        structure_of(both, both.response_format)
+    beside = ResponsesRequest(**body, tools=[{"type": "function", "name": "get"}]).as_chat
+    with pytest.raises(BadBody, match=r"give one of them, text\.format, or tool_choice none"):
+        Tools.of(beside, SimpleNamespace(), None, {})
+    large = {"type": "json_schema", "name": "a", "schema": {"enum": list(range(5_001))}}
+    with pytest.raises(RequestTooLarge, match=r"^text\.format has more than"):
+        ResponsesRequest(model="m", input="a", text={"format": large}).check_size()
 
 
 # -- log-probabilities -------------------------------------------------------------------------------------------------
