@@ -5,9 +5,9 @@ An environment of its own has the clients: ``openai[realtime] langchain-openai l
 folder outside of the repository has those of ``clients.mjs``: ``npm install openai ai @ai-sdk/openai
 @ai-sdk/openai-compatible zod``. The server runs in the repository's own environment::
 
-    CLIENTS/bin/python benchmarks/clients/clients.py WHISPER CHAT VECTORS RECORDING.wav NPM_FOLDER
+    CLIENTS/bin/python benchmarks/clients/clients.py WHISPER CHAT VECTORS RECORDING.wav "ITS WORDS" NPM_FOLDER
 
-The recording has 16 bits a sample and one channel; its words are in a ``.txt`` beside it. The models of images and of
+The recording has 16 bits a sample and one channel. The models of images and of
 ranks are tiny and random, so their answers are compared with each other.
 """
 
@@ -97,7 +97,7 @@ def openai_python(world: World) -> Iterator[Ask]:
     yield (
         "times of words, language is an empty text",
         lambda: hear(**both, language="", prompt=""),
-        lambda got: world.heard(got.text) and times(got) == sorted(times(got)) and got.language == "english",
+        lambda got: world.heard(got.text) and times(got) == sorted(times(got)) != [] and got.language == "english",
     )
     yield (
         "srt, a word a cue, language is auto",
