@@ -238,7 +238,7 @@ class TextEncoder:
 
     def _distances(self) -> Tensor | None:
         """Returns the numbers that are added to scores by distance, [heads, 2 * farthest + 1]."""
-        encoder = getattr(self.base, "encoder", None)
+        encoder: Any = getattr(self.base, "encoder", None)
         if not hasattr(encoder, "relative_attention_bias"):
             return None
         buckets = encoder.relative_position_bucket(torch.arange(-_FARTHEST, _FARTHEST + 1))
@@ -246,7 +246,8 @@ class TextEncoder:
 
     def _places(self, layer: _Layer, positions: int) -> Places | None:
         """Returns what a layer of DeBERTa adds to scores, computed from embeddings of distances."""
-        encoder, own = getattr(self.base, "encoder", None), layer.matrices[0][0]
+        encoder: Any = getattr(self.base, "encoder", None)
+        own = layer.matrices[0][0]
         if not getattr(own, "relative_attention", False):
             return None
         span, heads, buckets = own.pos_ebd_size, own.num_attention_heads, _buckets(own, positions)
@@ -298,7 +299,8 @@ def _buckets(attention: Any, positions: int) -> Tensor:
     behind, count = torch.arange(1 - positions, positions), attention.position_buckets
     if count <= 0:
         return behind
-    return make_log_bucket_position(behind, count, attention.max_relative_positions).long()
+    buckets: Tensor = make_log_bucket_position(behind, count, attention.max_relative_positions)
+    return buckets.long()
 
 
 def _activation(config: Any) -> str:
