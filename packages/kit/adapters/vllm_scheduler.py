@@ -39,12 +39,13 @@ PRIORITY = evolve(DECLARED, steps_in_flight=1, items=False, priorities=True)
 class VllmScheduler:
     """An adapter of `AsyncScheduler`, which is the default."""
 
-    policy, longest_prefill = "fcfs", 0
+    policy, splits = "fcfs", False
 
     def __init__(self, limits: Limits) -> None:
         config = deepcopy(_config())
         config.scheduler_config.policy = self.policy
-        config.scheduler_config.long_prefill_token_threshold = self.longest_prefill
+        if self.splits:
+            config.scheduler_config.long_prefill_token_threshold = max(2, limits.max_step_tokens // 2)
         config.scheduler_config.max_num_seqs = limits.max_running
         config.scheduler_config.max_num_batched_tokens = limits.max_step_tokens
         config.model_config.max_model_len = limits.pages * limits.page_size + 1
@@ -92,9 +93,9 @@ class VllmScheduler:
 
 
 class Priority(VllmScheduler):
-    """The same with the policy "priority", and with chunks of two tokens at most while other requests are there."""
+    """The same with the policy "priority", and with chunks of half a step at most while other requests are there."""
 
-    policy, longest_prefill = "priority", 2
+    policy, splits = "priority", True
 
 
 class Place(PlaceholderRange):

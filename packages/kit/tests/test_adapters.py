@@ -179,7 +179,7 @@ def test_vllms_policy_priority_goes_on_after_a_chunk_that_was_called_off(items: 
     from vllm_scheduler import DECLARED, Priority, VllmScheduler
 
     workload = SchedulerWorkload(
-        limits=Limits(pages=8, page_size=1, max_step_tokens=16, max_running=2, room=1, steps_in_flight=1),
+        limits=Limits(pages=8, page_size=1, max_step_tokens=4, max_running=2, room=1, steps_in_flight=1),
         requests=(
             NewRequest(id="r0", tokens=(1, 2, 1, 2, 1, 9, 1), max_tokens=1, items=items, priority=1),
             NewRequest(id="r1", tokens=(3,), max_tokens=1),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen, validators
 
@@ -24,6 +24,18 @@ Operation = tuple[str, int]
 
 _PLACEHOLDER = 9  # the token at the positions of items
 _MANY = 16  # step tokens
+_LONG_BESIDE_SMALL: dict[str, Any] = {
+    "longest": 1.0,
+    "shortest": 0.9,
+    "small": 0.5,
+    "brief": 0.8,
+    "tight": True,
+    "rising": True,
+    "leaves": 0.0,
+}
+"""Weights of a mix that chance alone seldom draws: prompts that need most of the pages, with short answers, and small
+requests that come later and are more urgent. So requests are preempted within their prompts.
+"""
 
 
 @frozen(kw_only=True)
@@ -110,10 +122,11 @@ class _Weights:
     small: float  # that a prompt has nothing of it
     brief: float  # that a request asks for two tokens at most
     again: float  # that a prompt has the text of another request, with its answer
+    first: bool  # that of the first one, always
     cuts: float  # that it has only the beginning, so that its own answer repeats the rest
     items: float
-    levels: int  # of priorities, but one
-    rising: bool  # each request is more urgent than those before it, as long as the levels suffice
+    levels: int  # of priorities, but one, if they do not rise
+    rising: bool  # each request is more urgent than those before it
     waits: float  # that turns pass before the next request comes
     turns: int  # the most of them
     runs: float  # that a turn is the device's
@@ -123,18 +136,19 @@ class _Weights:
     @classmethod
     def draw(cls, random: Random) -> _Weights:
         pick = random.choice
-        return cls(
+        drawn = cls(
             room=pick(((4, 8), (6, 16), (12, 40), (24, 64))),
             tight=pick((False, True)),
             places=pick(((1, 2), (2, 4), (2, 4), (4, 8))),
-            requests=pick(((1, 3), (2, 5), (2, 5), (4, 9))),
+            requests=pick(((1, 3), (2, 5), (4, 9), (8, 16))),
             tokens=pick((1, 2, 2, 2)),
             bases=pick((1, 2, 2, 3)),
-            longest=pick((0.3, 0.6, 1.0)),
+            longest=pick((0.3, 0.6, 1.0, 1.0)),
             shortest=pick((0.0, 0.0, 0.5, 0.9)),
             small=pick((0.0, 0.2, 0.5)),
             brief=pick((0.0, 0.0, 0.4, 0.8)),
-            again=pick((0.0, 0.3, 0.3, 0.7)),
+            again=pick((0.0, 0.3, 0.6, 0.9)),
+            first=pick((False, True)),
             cuts=pick((0.0, 0.5, 0.8)),
             items=pick((0.0, 0.5, 0.5, 0.8)),
             levels=pick((0, 1, 1, 3)),
@@ -142,21 +156,22 @@ class _Weights:
             waits=pick((0.3, 0.6, 1.0)),
             turns=pick((2, 4, 8, 16)),
             runs=pick((0.3, 0.5, 0.5, 0.7)),
-            leaves=pick((0.0, 0.0, 0.3, 0.6)),
+            leaves=pick((0.0, 0.0, 0.0, 0.3, 0.6)),
             storms=pick((0.0, 0.3)),
         )
+        return evolve(drawn, **_LONG_BESIDE_SMALL) if random.random() < 0.25 else drawn
 
 
 def draw(declared: SchedulerDeclaration, random: Random) -> SchedulerWorkload:
     """Draws a workload."""
-    weights, size = _Weights.draw(random), random.choice(declared.page_sizes)
+    weights, size, most = _Weights.draw(random), random.choice(declared.page_sizes), declared.steps_in_flight
     limits = Limits(
         pages=max(2, random.randint(*weights.room) // size) + -(-declared.headroom // size),
         page_size=size,
         max_step_tokens=random.choice((1, 2, 3, 4, 6, 8, _MANY)),
         max_running=random.randint(*weights.places),
         room=random.randint(1, 4) if declared.items else 0,
-        steps_in_flight=declared.steps_in_flight if declared.overlaps else random.randint(1, declared.steps_in_flight),
+        steps_in_flight=declared.steps_in_flight if declared.overlaps else random.choice((1, most, most)),
     )
     if declared.decodes_all:
         limits = replace(limits, max_step_tokens=max(limits.max_step_tokens, limits.max_running))
@@ -178,7 +193,8 @@ def _requests(
     bases = [[random.randint(1, weights.tokens) for _ in range(longest)] for _ in range(weights.bases)]
     sizes = [random.randint(1, limits.room) if limits.room else 0 for _ in range(3)]
     found: list[NewRequest] = []
-    for number in range(random.randint(*weights.requests)):
+    count = random.randint(*weights.requests)
+    for number in range(count):
         tokens, items = _prompt(weights, bases, sizes, found, limits, random)
         tokens = tokens[: max(1, fits - 1)]
         items = tuple(item for item in items if item.start + item.length < len(tokens))
@@ -193,14 +209,14 @@ def _requests(
                 tokens=tokens,
                 max_tokens=random.randint(1, min(left, 2) if random.random() < weights.brief else left),
                 items=items,
-                priority=_priority(weights, number, random) if declared.priorities else 0,
+                priority=_priority(weights, count - number, random) if declared.priorities else 0,
             )
         )
     return tuple(found)
 
 
-def _priority(weights: _Weights, number: int, random: Random) -> int:
-    return max(weights.levels - number, 0) if weights.rising else random.randint(0, weights.levels)
+def _priority(weights: _Weights, later: int, random: Random) -> int:
+    return later if weights.rising else random.randint(0, weights.levels)
 
 
 def _prompt(
@@ -212,7 +228,7 @@ def _prompt(
     random: Random,
 ) -> tuple[tuple[int, ...], tuple[Item, ...]]:
     if before and random.random() < weights.again:  # the next turn of a conversation
-        last = random.choice(before)
+        last = before[0] if weights.first else random.choice(before)
         whole = (*last.tokens, *answer(last))
         if random.random() < weights.cuts:
             cut = whole[: random.randint(1, len(whole))]
