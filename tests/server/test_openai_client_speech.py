@@ -129,8 +129,8 @@ def test_subtitles_have_the_rules_of_the_form(client, transcript, speech, german
     ("given", "message"),
     [
         ({"hotwords": "a", "keywords": ["b"]}, "hotwords is given with keywords"),
-        ({"vad_filter": False, "chunking_strategy": "auto"}, "vad_filter=false is given with chunking_strategy"),
-        ({"vad_filter": False, "response_format": "diarized_json"}, "vad_filter=false is given with speakers"),
+        ({"vad_filter": False, "chunking_strategy": "auto"}, "vad_filter=false is given, but chunking_strategy needs"),
+        ({"vad_filter": False, "response_format": "diarized_json"}, "vad_filter=false is given, but speakers need"),
         ({"max_line_width": 20}, "max_line_width is given with response_format json; allowed: srt and vtt"),
         ({"max_line_width": 0, "response_format": "srt"}, "max_line_width"),
         ({"keywords": ["a", "b"]}, "hotwords='a, b', which WhisperForConditionalGeneration cannot use; leave it out"),
