@@ -307,7 +307,8 @@ def test_who_goes_on_sending_and_reads_nothing_is_let_go(still: Served) -> None:
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         connection.sendall(b"1\r\nx\r\n" * 40)
     still.until(lambda: [one.bytes_in for one in still.server.exchanges] == [40] * len(held))
-    for _ in range(20):  # to read the answer, and then to end what is sent; a clock may be set before a timer is
+    still.until(lambda: all(one.bytes_out for one in still.server.exchanges))  # what the thread has made is sent
+    for _ in range(3):  # to read the answer, and then to end what is sent
         still.let_pass(still.server.settings.send_seconds)
     still.until(lambda: not still.server.exchanges)
     for connection in held:
