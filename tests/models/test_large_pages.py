@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from triolet.models.memory import module as room
 from triolet.models.memory.allocator import large_empty
 from triolet.models.memory.module import TransformerModel
+from triolet.models.native.library import Library
 
 
 def made(seed: int) -> nn.Module:
@@ -50,6 +53,18 @@ def test_gathered_weights_are_the_same_and_are_held_once(
     storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in after}
     least = sum({id(one): one.nbytes for one in after}.values())
     assert least <= sum(storages.values()) < least + 64 * len(after)
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("family", ["whisper", "llama"])
+def test_the_matrices_of_an_opened_model_lie_side_by_side(
+    open_driver: Callable[..., Any], folder: Callable[[str], Path], checkpoint: Path, family: str
+) -> None:
+    """Whisper's are read by names, those of others by transformers."""
+    model = open_driver(checkpoint if family == "whisper" else folder(family)).executor._open.parts.model
+    matrices = [one for one in model.tensors() if one.nbytes >= room._LEAST]
+    assert len({id(one) for one in matrices}) > 2
+    assert len({one.untyped_storage()._cdata for one in matrices}) == 1
 
 
 def test_a_released_model_keeps_no_chunk() -> None:
