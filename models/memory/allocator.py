@@ -34,8 +34,8 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 def large_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Returns a new tensor. On the CPU of Linux it asks for large pages (admin-guide/mm/transhuge of the kernel): the
-    processor then finds addresses faster. On virtual machines, memory that is read once a step is read up to twice as
-    fast. What the system does not give in large pages it gives in small ones."""
+    processor then finds addresses faster, above all on virtual machines. What the system does not give in large pages
+    it gives in small ones."""
     import torch
 
     made = torch.empty(shape, dtype=dtype, device=device)
