@@ -7,6 +7,7 @@ versions of Python.
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
@@ -55,7 +56,7 @@ if __name__ == "__main__":
             Extension(
                 "triolet.models.native.step",
                 ["native/step.cpp", "native/compute.cpp"],
-                depends=["native/step.h", "native/engine.h", "native/sound.h", "native/team.h"],
+                depends=[str(header) for header in Path("native").glob("*.h")],
                 optional=True,
             )
         ],
