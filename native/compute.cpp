@@ -190,7 +190,7 @@ void run(Engine& e, int number, int thread, uint32_t round) {
             } else if (o.kind == CONVOLVE) {
                 convolve(e, o, at);
             } else if (o.kind == ATTEND_ALL) {
-                index % 2 ? attend_all(e, o, thread, at) : gather(e, o, at);
+                index % 2 ? attend_all(e, o, thread, at) : gather(e, o, thread, at);
             } else if (o.kind == LOOKUP) {
                 look_up(e, o, at);
             } else if (o.kind == NORM) {

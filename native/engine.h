@@ -10,6 +10,7 @@ constexpr int BLOCK = 8;      // rows of a chunk that are attended together
 constexpr int OWN_ROWS = 32;  // up to so many rows each thread normalizes for itself; more, all together before
 constexpr int OWN_INT8 = 8;   // the same where rows are quantized, too
 constexpr int BATCH = 48;     // rows that a block of weights is read for
+constexpr int LONG = 256;     // rows of a chunk whose attention may be quantized
 constexpr int BAND = 192;     // rows whose inputs stay in the caches while all weights pass
 
 static inline int panels_of(int outputs) { return (outputs + PANEL - 1) / PANEL; }

@@ -149,6 +149,12 @@ inline size_t panel_bytes(const Matrix& m) {
     return (size_t)m.inputs * PANEL * bytes_of(m.format);
 }
 
+// The nearest whole numbers; 0 for NaN
+inline VI whole_of(V x) {
+    const V finite = x == x ? x : (V){};
+    return __builtin_convertvector((finite + 12582912.0f) - 12582912.0f, VI);
+}
+
 // A row in int8, each group by the scale of its largest value, with what `RAISED` weights add to its products
 void quantize(const float* x, int width, uint8_t* to) {
     const int groups = groups_of(width);
@@ -170,9 +176,7 @@ void quantize(const float* x, int width, uint8_t* to) {
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
         VI sums = {};
         for (int i = begin; i < end; i += VL) {
-            const V scaled = load_upto(x + i, end - i) * inverse, finite = scaled == scaled ? scaled : (V){};
-            const V rounded = (finite + 12582912.0f) - 12582912.0f;  // to the nearest
-            const VI whole = __builtin_convertvector(rounded, VI);
+            const VI whole = whole_of(load_upto(x + i, end - i) * inverse);
             *(B*)(values + i) = __builtin_convertvector(whole, B);
             sums += whole;
         }

@@ -53,7 +53,8 @@ void lay_out(Engine& e, Room& room) {
         if (o.kind == ATTEND_ALL) {
             keys = std::max(keys, (size_t)o.heads * whole * o.size * PANEL);
             values = std::max(values, (size_t)o.heads * panels_of(o.size) * m.most_rows * PANEL);
-            scores = BATCH * whole * PANEL;
+            const size_t quantized = BATCH * quantized_bytes(o.size) + quantized_bytes(whole * PANEL);
+            scores = std::max(scores, BATCH * whole * PANEL + quantized / 4);
         }
         if (o.kind != ATTEND && o.kind != CROSS) continue;
         const size_t length = 2 + o.size, group = o.heads / o.kv_heads;

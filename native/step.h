@@ -63,6 +63,7 @@ struct Operation {
     int32_t window;                        // positions that a row sees, its own included, of ATTEND_ALL on each side; 0: all
     int32_t paired;                        // 1: dimensions are turned with their neighbours, not in halves
     int32_t together;                      // 1: all queries of a row have one norm, and all keys another one
+    int32_t quantized;                     // 1: ATTEND_ALL multiplies in int8 in a chunk of LONG rows and more
     int32_t distance_count;
     const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none.
                                            // ATTEND_ALL: from keys far before to far behind, the row's own in the middle

@@ -92,7 +92,7 @@ class OperationData(Structure):
         ("key_gain", c_void_p),
         ("scale", c_float),
         ("soft_cap", c_float),
-        *((name, c_int32) for name in ("window", "paired", "together", "distance_count")),
+        *((name, c_int32) for name in ("window", "paired", "together", "quantized", "distance_count")),
         ("distances", c_void_p),
         ("places", c_void_p),
         ("place_keys", POINTER(MatrixData)),

@@ -181,11 +181,11 @@ class Program:
     def attend_all(self, source: int, to: int, attention: Attention) -> None:
         """Attends from each row to all rows of its chunk, in ``source`` [rows, 3 * heads * size], which has queries,
         keys and values. The program's model has no pages. Queries and keys are normalized and get rotary positions in
-        place, if ``attention`` says so."""
+        place, if ``attention`` says so. In a program in int8, chunks of 256 rows or more are attended in int8."""
         told = self._attention(attention)
         if attention.turned or attention.query_gain is not None:
             self._add(kind=Kind.TURN, source=source, to=source, **{**told, "scale": 1.0})
-        self._add(kind=Kind.ATTEND_ALL, source=source, to=to, **told)
+        self._add(kind=Kind.ATTEND_ALL, source=source, to=to, quantized=self.in_int8, **told)
 
     def convolve(self, source: int, to: int, taps: Tensor, shift: Tensor, *, before: int, activation: int) -> None:
         """Convolves each number of a row with those of the rows around it in its chunk.

@@ -177,3 +177,46 @@ def test_bands_of_rows_change_no_bit(dtype: torch.dtype) -> None:
         together = runner.step(inputs.clone(), Rows.all_of(len(inputs)))
         for row in (0, 191, 192, 383, 384, 429):
             assert torch.equal(runner.step(inputs[row : row + 1].clone(), Rows.all_of(1))[0], together[row])
+
+
+# -- int8 --------------------------------------------------------------------------------------------------------------
+
+
+def quantizing(attention: Attention) -> Program:
+    """Rows are [queries, keys, values] in int8, as behind a layer in int8."""
+    program, width = Program(), 3 * attention.heads * attention.size
+    rows, split = program.buffer(width), program.buffer(width)
+    program.linear(rows, split, Panels.of(torch.eye(width), dtype=torch.int8), Ending.STORE)
+    program.attend_all(split, program.buffer(width // 3), attention)
+    return program
+
+
+@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize("size", [32, 40, 64])
+def test_long_chunks_are_attended_in_int8(size: int, level: int) -> None:
+    attention = Attention.plain(2, size, size**-0.5, window=200 if size == 40 else 0)
+    rows = torch.randn(400, 6 * size)
+    with running(quantizing(attention), 400, level=level) as runner:
+        split = torch.empty_like(rows)
+        found = runner.step(rows, Rows.all_of(400), kept={1: split})
+    expected = attended(split, attention).float()
+    off = (found - expected).norm() / expected.norm()
+    assert 1e-4 < off < 0.02, "in int8, and near it"
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.sampled_from([1, 5, 48, 255, 256, 257, 300]), min_size=1, max_size=5),
+    st.sampled_from([1, 3, 4]),
+    st.data(),
+)
+def test_a_chunk_has_the_same_bits_in_int8_beside_any_others(
+    counts: list[int], level: int, data: st.DataObject
+) -> None:
+    size, window = data.draw(st.sampled_from([(32, 0), (40, 70), (64, 0)]))
+    attention, seed = Attention.plain(1, size, size**-0.5, window=window), data.draw(st.integers(0, 99))
+    rows = torch.randn(sum(counts), 3 * size, generator=torch.Generator().manual_seed(seed))
+    with running(quantizing(attention), sum(counts), threads=data.draw(st.integers(1, 3)), level=level) as runner:
+        together = runner.step(rows.clone(), Rows.all_of(*counts)).split(counts)
+        for one, own in zip(rows.split(counts), together, strict=True):
+            assert torch.equal(runner.step(one.clone(), Rows.all_of(len(one))), own)

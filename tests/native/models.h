@@ -207,7 +207,7 @@ struct Made {
             if (distances) turn.distances = arena.values((size_t)(heads + extra) * turn.distance_count, draw, 1.0f);
             Operation attend = turn;
             attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
-            if (joined) attend.soft_cap = 0.0f;
+            if (joined) attend.soft_cap = 0.0f, attend.quantized = most_format == INT8 && draw.one_in(2);
             if (joined && draw.one_in(2)) place(attend);
             if (draw.one_in(3)) turn.distance_count = POSITIONS + 9, turn.shift = gain(turn.distance_count);
             if (turned && (joined || paged)) operations.push_back(turn);
