@@ -113,10 +113,10 @@ class EngineConfig:
         device: ``"auto"`` (CUDA if there is such a device, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         kv_dtype: the type of stored keys and values, including those of cross-attention. ``"auto"``: the same as
-            ``dtype``. ``"float16"`` or ``"bfloat16"``: half of the bytes of float32, so twice the tokens in the same
-            room. These are for models that the native library computes in float32 on the CPU. The library still
-            computes in float32, and rounds the values that it stores. If torch computes the model, only ``dtype`` is
-            allowed.
+            ``dtype``, and ``"float16"`` for Whisper in int8 on the CPU. ``"float16"`` or ``"bfloat16"``: half of the
+            bytes of float32, so twice the tokens in the same room. These are for models that the native library
+            computes in float32 on the CPU. The library still computes in float32, and rounds the values that it
+            stores. If torch computes the model, only ``dtype`` is allowed.
         threads: the number of CPU threads of torch, a setting of the whole process: that of the engine that opened
             last holds, and the program's own when all engines have ended. 0: one for each physical core that
             the process may use (affinity and the cgroup's quota, rounded down), but no more than torch's present

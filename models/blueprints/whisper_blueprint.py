@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from attrs import evolve, frozen
 
 from ...core.model import ModelDescription
@@ -24,6 +25,13 @@ class WhisperBlueprint(Blueprint):
     """The blueprint of Whisper. Our own code computes this model, so no comparison is needed."""
 
     checkpoint: Checkpoint
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        # each token reads all keys and values of its slot, as many bytes in float32 as weights in int8
+        if self.config.kv_dtype == "auto" and self.config.quantization is not None and self.not_native() is None:
+            return torch.float16
+        return super().kv_dtype
 
     def files(self) -> WeightFiles:
         return WeightFiles.open(self.checkpoint.folder)
