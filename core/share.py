@@ -6,7 +6,7 @@ import math
 
 from attrs import define, field
 
-STEPS_PER_ENCODE = 0.5
+STEPS_PER_ENCODE = 0.25
 """The seconds that steps have the device for after each second of an encode launch, before the next launch may begin.
 With more seconds, the first of many requests gets its text sooner. But each step then runs fewer sequences, and all
 requests together take longer."""

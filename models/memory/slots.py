@@ -13,6 +13,7 @@ The native library reads no further than the length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -25,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .allocator import large_empty
 from .rows import Rows
 
+_PART = 192  # rows that are written at once: as many as the native library computes in a row, and few enough for caches
 _FILLED = 0.25  # the largest part of a run that may lie past the ends of shorter slots
 
 
@@ -76,15 +78,20 @@ class CrossKV:
         self._pool[layer, 0, slot, :, : self._lengths[slot]] = _nearest(keys, self._pool.dtype)
         self._pool[layer, 1, slot, :, : self._lengths[slot]] = _nearest(values, self._pool.dtype)
 
-    def write_all(self, slot: int, keys_values: Tensor) -> None:
-        """Replaces the contents of the slot by keys and values of all layers, [length, layers * 2 * kv_heads * size].
-        If heads have fewer than head_dim numbers, zeros follow these."""
+    def write_all(self, slot: int, output: Tensor, compute: Callable[[Tensor], Tensor]) -> None:
+        """Replaces the contents of the slot by the keys and values of an encoder output [length, width].
+
+        Args:
+            compute: returns keys and values of all layers, [rows, layers * 2 * kv_heads * size], of some rows of
+                ``output``. If heads have fewer than head_dim numbers, zeros follow these.
+        """
         layers, _, _, heads, _, _ = self._pool.shape
-        length = len(keys_values)
-        self.begin(slot, length)
-        rounded = _nearest(keys_values, self._pool.dtype).view(length, layers, 2, heads, -1)
-        self._pool[:, :, slot, :, :length, : rounded.shape[-1]] = rounded.permute(1, 2, 3, 0, 4)
-        self._pool[:, :, slot, :, :length, rounded.shape[-1] :] = 0
+        self.begin(slot, len(output))
+        for start in range(0, len(output), _PART):
+            part = _nearest(compute(output[start : start + _PART]), self._pool.dtype)
+            split, rows = part.view(len(part), layers, 2, heads, -1), slice(start, start + len(part))
+            self._pool[:, :, slot, :, rows, : split.shape[-1]] = split.permute(1, 2, 3, 0, 4)
+            self._pool[:, :, slot, :, rows, split.shape[-1] :] = 0
 
     def clean(self, slot: int, length: int) -> None:
         """Zeroes the positions from the end of the slot's contents up to ``length``."""

@@ -84,7 +84,8 @@ class EncoderDecoderNetwork(CrossedNetwork):
         self.cross.begin(slot, len(output))
         output = self.family.projected(self.model.module, output)
         if self.native is not None and self.crossing is not None:
-            self.cross.write_all(slot, self.crossing.step(output.contiguous(), Rows.all_of(len(output))))
+            crossing = self.crossing
+            self.cross.write_all(slot, output, lambda rows: crossing.step(rows.contiguous(), Rows.all_of(len(rows))))
             return
         call = WriteCall(cross=self.cross, slot=slot)
         row = output.new_zeros(1, 1, output.shape[-1])

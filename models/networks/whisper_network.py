@@ -59,7 +59,7 @@ class WhisperNetwork(CrossedNetwork):
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         if self.encoder is not None:
-            self.cross.write_all(slot, self.encoder.head(output))
+            self.cross.write_all(slot, output, self.encoder.head)
             return
         self.cross.begin(slot, len(output))
         decoder = CrossedDecoder(self.model.module)

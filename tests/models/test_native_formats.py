@@ -90,7 +90,7 @@ def test_a_slot_of_16_bits_holds_the_nearest_numbers(kept: torch.dtype) -> None:
     sizes = {"layers": 2, "slots": 1, "heads": 3, "embeddings": 5, "head_dim": 7}
     for written in (numbers, numbers.nan_to_num().clamp(-9.0, 9.0)):
         cross = CrossKV.allocate(**sizes, dtype=kept, device=torch.device("cpu"))
-        cross.write_all(0, written.view(5, -1))
+        cross.write_all(0, written.view(5, -1), lambda rows: rows)
         expected = nearest(written.view(5, 2, 2, 3, 7).permute(1, 2, 3, 0, 4), kept)
         torch.testing.assert_close(cross.tensors()[0][:, :, 0], expected, rtol=0.0, atol=0.0, equal_nan=True)
         cross.begin(0, 5)
