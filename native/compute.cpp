@@ -35,7 +35,8 @@ void normalize(const Operation& o, const float* x, float* y, int width) {
     const float factor = 1.0f / __builtin_sqrtf(total(squares) / width + o.epsilon);
     for (int i = 0; i < width; i += VL) {
         const V v = (load(x + i) - mean) * factor * load(o.gain + i);
-        store(y + i, o.shift ? v + load(o.shift + i) : v);
+        const V shifted = o.shift ? v + load(o.shift + i) : v;
+        store(y + i, o.kind == NORM && o.ending == ACTIVATED ? activated(shifted, o.activation) : shifted);
     }
 }
 
@@ -85,7 +86,8 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         if (o.scale != 0.0f && o.scale != 1.0f) v *= o.scale;
         if (o.ending == CAPPED) v = o.cap * tanh_of(v / o.cap);
-        if (o.ending == ADD) v += load_upto(at + i, count - i);
+        if (o.ending == ADD || o.ending == ADD_ACTIVATED) v += load_upto(at + i, count - i);
+        if (o.ending == ADD_ACTIVATED) v = activated(v, o.activation);
         store_upto(at + i, v, count - i);
     }
 }
@@ -152,7 +154,7 @@ Share share_of(const Engine& e, int phase) {
     const int rows = rows_of(e, o);
     const bool head = index / 2 == e.model.count - 1;
     if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
-    if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(rows), 4};
+    if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(e.owned), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
     if (o.kind == CONVOLVE) return {e.batch_count * panels_of(e.model.buffers[o.from].width), 1};
     if (o.kind == ATTEND_ALL) return {o.heads * e.batch_count, e.batch_count > BLOCK ? 4 : 1};
@@ -160,6 +162,7 @@ Share share_of(const Engine& e, int phase) {
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
     if (o.kind == LOOKUP && !e.step.tokens) return {0, 1};
+    if (o.kind == KEEP) return {e.chunk_count, 1};
     if (o.kind != LINEAR) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);
@@ -193,6 +196,12 @@ void run(Engine& e, int number, int thread, uint32_t round) {
                 index % 2 ? attend_all(e, o, thread, at) : gather(e, o, thread, at);
             } else if (o.kind == LOOKUP) {
                 look_up(e, o, at);
+            } else if (o.kind == KEEP) {
+                keep(e, o, at);
+            } else if (o.kind == RECALL) {
+                __builtin_memcpy(to.data + (int64_t)at * to.width, state_of(e, o, at), (size_t)o.size * 4);
+            } else if (o.kind == LSTM) {
+                lstm(e, o, at);
             } else if (o.kind == NORM) {
                 normalize(o, row_of(e, o, at), to.data + (int64_t)at * to.width, from.width);
             } else {  // the norm of what is read is added

@@ -16,19 +16,25 @@ constexpr int BAND = 192;     // rows whose inputs stay in the caches while all 
 static inline int panels_of(int outputs) { return (outputs + PANEL - 1) / PANEL; }
 static inline int bytes_of(int format) { return format == FLOAT32 ? 4 : 2; }  // of a number
 
-// Rows of one sequence; or of one slot, and how long that is; or of one chunk, with the chunk's first row and its rows
+// Rows of one sequence; or of one slot, and how long that is; or of one chunk, which ``table`` names
 struct Block { int32_t row, rows, table, length; };
+
+// A chunk: its rows, those of its state, and where these begin among the rows of all states and chunks
+struct Chunk { int32_t row, rows, kept, start; float* state; };
 
 struct Engine {
     Model model;
     Step step;          // a copy, whose plan is in the room; what its draws read is the caller's
     Block *blocks, *slots, *batches;  // [most_rows]; batches: of rows that attend to all of their chunk
+    Chunk* chunks;      // [most_rows]
+    int32_t* owners;    // [most_rows + kept_rows] the chunks of the rows of all states and chunks
+    int32_t chunk_count, owned;
     int32_t block_count, slot_count, batch_count, split;  // split: a piece of attention is one span of positions
     Phase* phases;      // copies; two for each operation: what comes before it, and the operation; and the draws
     int32_t *tokens, *types;  // [most_rows]
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
-    float *keys, *values;  // of all rows, in panels: [heads][rows / 32][size][32] and [heads][size / 32][rows][32]
+    float *keys, *values;  // of all states and rows, in panels: [heads][rows / 32][size][32] and [heads][size / 32][rows][32]
     int32_t* come;      // [BLOCK][kv_heads] spans that are done
     int32_t most_spans, width;
     float* own[MOST_THREADS];  // each thread's: rows that it normalizes or quantizes, or what attention or a draw needs

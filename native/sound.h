@@ -26,9 +26,16 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     const int64_t from = m.buffers[o.from].width, to = m.buffers[o.to].width;
     const int64_t heads = (int64_t)o.heads * o.size, kv = (int64_t)o.kv_heads * o.size;
     const auto normed = [&](int64_t width) { return o.gain && width % 16 == 0; };
+    const auto stated = [&](int64_t numbers) { return within(o.place, 0, m.state) && numbers <= m.state - o.place; };
     if (o.kind == NORM || o.kind == NORM_ADD) return normed(from) && from <= to;
     if (o.kind == CONVOLVE)
-        return normed(from) && from <= to && o.from != o.to && o.shift && o.distance_count >= 1 && within(o.window, 0, o.distance_count - 1);
+        return normed(from) && from <= to && o.from != o.to && o.shift && o.distance_count >= 1 &&
+               within(o.window, 0, o.distance_count - 1) && (!m.kept || (o.window <= m.kept && stated(o.window * from)));
+    if (o.kind == KEEP)
+        return within(o.column, 0, from) && within(o.size, 1, from - o.column) && within(o.window, 1, m.kept) &&
+               stated((int64_t)o.window * o.size);
+    if (o.kind == RECALL) return !m.kept && within(o.size, 1, to) && stated(o.size);
+    if (o.kind == LSTM) return !m.kept && within(o.size, 1, to) && 4 * (int64_t)o.size <= from && stated(2 * (int64_t)o.size);
     if (o.kind == LINEAR)
         return is_sound(o.matrix) && o.matrix->inputs <= from &&
                (o.norm == NO_NORM || normed(o.matrix->inputs));
@@ -38,7 +45,8 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || heads > from) return false;
     if ((o.distances || o.places) && o.distance_count < 1) return false;
     if (o.kind == ATTEND_ALL)
-        return o.kv_heads == o.heads && 3 * heads <= from && heads <= to && within(o.window, 0, 1 << 24) &&
+        return o.kv_heads == o.heads && 3 * heads <= from && heads <= to && within(o.window, 0, 1 << 24) && within(o.ahead, 0, 1 << 24) &&
+               (!m.kept || (stated(m.kept * 2 * heads) && !o.place_queries)) &&
                ((!o.distances && !o.places) || o.distance_count % 2) &&
                (!o.places || (is_sound(o.place_keys, o) && is_sound(o.place_queries, o)));
     if (o.kind == TURN) {
@@ -55,9 +63,9 @@ static inline bool is_sound(const Operation& o, const Model& m) {
 
 static inline bool is_sound(const Model& m) {
     constexpr int MOST = 1 << 24;  // so that no product of two overflows
-    for (int number : {m.count, m.buffer_count, m.most_rows, m.positions, m.pages ? m.page_size : 1})
+    for (int number : {m.count, m.buffer_count, m.most_rows, m.positions, m.block, m.pages ? m.page_size : 1})
         if (!within(number, 1, MOST)) return false;
-    for (int number : {m.turns_count, m.layers, m.pages, m.kv_width, m.slots, m.embeddings})
+    for (int number : {m.turns_count, m.layers, m.pages, m.kv_width, m.slots, m.embeddings, m.state, m.kept, m.kept_rows})
         if (!within(number, 0, MOST)) return false;
     if (!within(m.threads, 1, MOST_THREADS) || !within(m.kv_format, FLOAT32, BFLOAT16)) return false;
     for (int i = 0; i < m.buffer_count; i++)

@@ -46,15 +46,16 @@ void lay_out(Engine& e, Room& room) {
     e.most_spans = (m.positions + SPAN - 1) / SPAN;
     e.width = 0;
     size_t heads = 0, attended = 0, parts = 0, keys = 0, values = 0, scores = 0;
-    const size_t whole = panels_of(m.most_rows);
+    const size_t owned = (size_t)m.most_rows + m.kept_rows;
     for (int i = 0; i < m.count; i++) {
         const Operation& o = m.operations[i];
         if (o.kind == LINEAR && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
         if (o.kind == ATTEND_ALL) {
-            keys = std::max(keys, (size_t)o.heads * whole * o.size * PANEL);
-            values = std::max(values, (size_t)o.heads * panels_of(o.size) * m.most_rows * PANEL);
-            const size_t quantized = BATCH * quantized_bytes(o.size) + quantized_bytes(whole * PANEL);
-            scores = std::max(scores, BATCH * whole * PANEL + quantized / 4);
+            keys = std::max(keys, (size_t)o.heads * panels_of(owned) * o.size * PANEL);
+            values = std::max(values, (size_t)o.heads * panels_of(o.size) * owned * PANEL);
+            const size_t seen = (size_t)panels_of(m.most_rows + m.kept) * PANEL;
+            const size_t quantized = BATCH * quantized_bytes(o.size) + quantized_bytes(seen);
+            scores = std::max(scores, BATCH * seen + quantized / 4);
         }
         if (o.kind != ATTEND && o.kind != CROSS) continue;
         const size_t length = 2 + o.size, group = o.heads / o.kv_heads;
@@ -66,6 +67,8 @@ void lay_out(Engine& e, Room& room) {
     e.blocks = room.take<Block>(m.most_rows);
     e.slots = room.take<Block>(m.most_rows);
     e.batches = room.take<Block>(m.most_rows);
+    e.chunks = room.take<Chunk>(m.most_rows);
+    e.owners = room.take<int32_t>(owned);
     e.come = room.take_zeroed<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
@@ -187,7 +190,7 @@ Fault admit(Engine& e, const Step& plan) {
         if (plan.draws && !within(count, 0, INT32_MAX / 2)) return BAD_DRAW;
     for (int i = 0; plan.draws && i < plan.wanted_count; i++)
         if (!is_sound(plan.draws[i], plan, m.buffers[m.buffer_count - 1].width)) return BAD_DRAW;
-    e.block_count = e.slot_count = e.batch_count = 0;
+    e.block_count = e.slot_count = e.batch_count = e.chunk_count = e.owned = 0;
     int row = 0;
     for (int c = 0; c < plan.chunk_count; c++) {
         const int32_t* chunk = plan.chunks + 4 * c;
@@ -200,7 +203,16 @@ Fault admit(Engine& e, const Step& plan) {
         if (m.cross && (slot < 0 || slot >= m.slots || length < 1 || length > m.embeddings)) return BAD_SLOT;
         for (int i = 0; i < count; i += BLOCK)
             e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table, 0};
-        for (int i = 0; i < count; i += BATCH) e.batches[e.batch_count++] = {row + i, std::min(BATCH, count - i), row, count};
+        float* state = m.state && plan.states ? plan.states[c] : nullptr;
+        const int kept = m.state ? length : 0;
+        if (m.state && (!within(kept, 0, std::min(m.kept, m.kept_rows - (e.owned - row))) || (!state && (kept || !m.kept)))) return BAD_SLOT;
+        for (int i = 0, most; i < count; i += most) {  // rows of two blocks see different rows
+            most = std::min({BATCH, count - i, m.block > 1 ? m.block - i % m.block : BATCH});
+            e.batches[e.batch_count++] = {row + i, most, c, 0};
+        }
+        e.chunks[c] = {row, count, kept, e.owned, state};
+        std::fill_n(e.owners + e.owned, kept + count, c);
+        e.owned += kept + count;
         for (int i = 0; i < count; i++) {  // neighbours of one slot read it together
             Block* last = e.slot_count ? &e.slots[e.slot_count - 1] : nullptr;
             if (last && last->rows < BLOCK && last->table == slot && last->length == length) last->rows++;
@@ -209,6 +221,7 @@ Fault admit(Engine& e, const Step& plan) {
         row += count;
     }
     if (row != plan.rows) return BAD_ROWS;
+    e.chunk_count = plan.chunk_count;
     s.rows = plan.rows;
     s.wanted_count = plan.wanted_count;
     s.part = plan.part;

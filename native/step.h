@@ -10,11 +10,12 @@
 
 enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
 enum Kind : int32_t {
-    NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8
+    NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
+    KEEP = 9, RECALL = 10, LSTM = 11
 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
-enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5 };
+enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5, ADD_ACTIVATED = 6 };
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SIGMOID = 4 };
 enum Choice : int32_t { NOTHING = 0, TOKEN = 1, BEAM = 2 };
 enum Change : int32_t { ADDED = 0, SCALED = 1, REPLACED = 2 };
@@ -34,8 +35,8 @@ struct Matrix {
 
 struct Operation {
     int32_t kind, from, to;  // buffers that are read and written
-    int32_t wanted;          // 1: over the rows whose logits are wanted, else over all
-    // NORM, LINEAR, NORM_ADD: of what is read
+    int32_t wanted;          // 1: over the rows whose logits are wanted, else over all; 2: the same, which lie side by side in ``from``
+    // NORM, LINEAR, NORM_ADD: of what is read. NORM and CONVOLVE: then the activation, if ``ending`` is ACTIVATED
     int32_t norm;
     float epsilon;
     const float *gain, *shift;  // [width]
@@ -54,13 +55,20 @@ struct Operation {
     // ATTEND_ALL: each row attends to all rows of its chunk, before it and behind it, whose queries, keys and values are
     // in ``from``
     // CONVOLVE: each number of a row by its neighbours in ``distance_count`` rows of the chunk, ``window`` of them before
-    // the row, by ``gain`` [distance_count][width], plus ``shift``; and the activation
+    // the row, by ``gain`` [distance_count][width], plus ``shift``
+    // ATTEND_ALL, CONVOLVE: the rows of a chunk's state, at ``place``, stand before the chunk's: [kept] keys and values
+    // [2][heads][size], or [window][width]. KEEP: the last ``window`` of these rows and of the chunk's, of which the
+    // ``size`` numbers from ``column`` on are meant, become the state's
+    // RECALL: ``size`` numbers of the state of a row's chunk. LSTM: of a row's gates [4][size], and the hidden and cell
+    // state [2][size] of its chunk, which change; writes the hidden state (Hochreiter and Schmidhuber 1997)
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines
     const float *query_gain, *key_gain;    // [size] of norms of each head, or none; both [heads][size] if ``together``
     float scale, soft_cap;                 // of scores, or of embeddings; 0: no cap
-    int32_t window;                        // positions that a row sees, its own included, of ATTEND_ALL on each side; 0: all
+    int32_t window;                        // positions that a row sees, its own included; 0: all. Of ATTEND_ALL: up to its
+                                           // block's first row, and ``ahead`` behind its block
+    int32_t ahead, place, column;
     int32_t paired;                        // 1: dimensions are turned with their neighbours, not in halves
     int32_t together;                      // 1: all queries of a row have one norm, and all keys another one
     int32_t quantized;                     // 1: ATTEND_ALL multiplies in int8 in a chunk of LONG rows and more
@@ -88,6 +96,8 @@ struct Model {
     int32_t layers, pages, page_size, kv_width;
     const uint8_t* cross;  // [layers][2][slots][cross_heads][embeddings][size], keys before values; or none
     int32_t slots, cross_heads, embeddings, cross_size;
+    int32_t state, kept, kept_rows;  // numbers of a chunk's state, or 0; the most rows that one has, and all of a step
+    int32_t block;       // rows of a chunk that ATTEND_ALL's windows count as one place, from its first on; 1 at least
     uint8_t* room;       // for threads and phases; see `triolet_room`
 };
 
@@ -120,7 +130,7 @@ struct Step {
     int32_t part;               // a `Part`; HEAD: of the `wanted_count` rows that are in its buffer, and nothing else counts
     const int32_t* positions;   // [rows], one after the other in a chunk if the model has pages
     const int32_t* chunks;      // [chunk_count][4]: rows of one sequence, position after position; where its pages begin;
-                                // its slot, and how many embeddings are in it
+                                // its slot, and how many embeddings are in it; or how many rows its state has
     const int32_t* tables;      // [table_size] pages
     const int32_t* wanted;      // [wanted_count] rows
     const int32_t* tokens;      // [rows] that are looked up, or none: buffer 0 is filled
@@ -130,6 +140,7 @@ struct Step {
     const int32_t* bans;        // [ban_count][2]: the first token and the one after the last
     Found* found;               // [found_count]
     const uint8_t* allowed;     // [allowed_size]
+    float* const* states;       // [chunk_count] of [state], each written; null: a chunk has none, if its model has `kept`
     const int32_t* copies;      // [copy_count][2]: pages that are copied before all else, from one to another; none is both
     int32_t edit_count, ban_count, found_count, allowed_size, copy_count;
 };

@@ -2,11 +2,11 @@
 // The weights of a row's token
 void look_up(const Engine& e, const Operation& o, int row) {
     const Matrix& m = *o.matrix;
-    const int panel = e.step.tokens[row] / PANEL, lane = e.step.tokens[row] % PANEL;
+    const int own = o.wanted == 1 ? e.step.wanted[row] : row, panel = e.step.tokens[own] / PANEL, lane = e.step.tokens[own] % PANEL;
     float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width;
     const uint8_t* at = m.weights + panel * panel_bytes(m);
-    const float* added = o.shift ? o.shift + (int64_t)e.step.positions[row] * m.inputs : nullptr;
-    const float* typed = o.gain ? o.gain + (int64_t)(e.step.types ? e.step.types[row] : 0) * m.inputs : nullptr;
+    const float* added = o.shift ? o.shift + (int64_t)e.step.positions[own] * m.inputs : nullptr;
+    const float* typed = o.gain ? o.gain + (int64_t)(e.step.types ? e.step.types[own] : 0) * m.inputs : nullptr;
     for (int i = 0; i < m.inputs; i++) {
         if (m.format == INT8) {
             const uint8_t* group = at + i / GROUP * GROUP_BYTES;

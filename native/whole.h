@@ -1,31 +1,37 @@
 // A part of compute.cpp, which includes it once for each instruction set: attention and convolutions over all rows of a chunk.
-// A row's key of a head; its value is `heads` further
-inline const float* key_of(const Engine& e, const Operation& o, int row, int head) {
-    return e.model.buffers[o.from].data + (int64_t)row * e.model.buffers[o.from].width + (o.heads + head) * o.size;
+// The keys of a row of all states and chunks, and behind them its values
+inline const float* keys_at(const Engine& e, const Operation& o, int owned) {
+    const Chunk& c = e.chunks[e.owners[owned]];
+    const Buffer& from = e.model.buffers[o.from];
+    const int row = owned - c.start - c.kept, heads = o.heads * o.size;  // before 0: a row of the state
+    if (row < 0) return c.state + o.place + (int64_t)(row + c.kept) * 2 * heads;
+    return from.data + (int64_t)(c.row + row) * from.width + heads;
 }
 
 // Whether a chunk's keys and values are quantized, and so are the queries and weights that they are multiplied with. That
-// depends on the chunk alone, and so do their bits.
-inline bool is_quantized(const Operation& o, const Block& b) { return o.quantized && o.size >= GROUP && b.length >= LONG; }
+// depends on the chunk alone, and so do their bits; one that has a state is cut anywhere.
+inline bool is_quantized(const Engine& e, const Operation& o, const Chunk& c) {
+    return o.quantized && !e.model.state && o.size >= GROUP && c.rows >= LONG;
+}
 
 // Where these keys lie, [rows / 32][groups of the size], and these values, [rows / 32] from number `at` on, all groups of
 // PANEL outputs as in a matrix: in place of the first panel of the step's rows that has the chunk's alone, and those
 // behind it, which are larger.
-inline uint8_t* keys_of(const Engine& e, const Operation& o, const Block& b, int head) {
-    const int64_t before = (int64_t)head * panels_of(e.step.rows) + panels_of(b.table);
+inline uint8_t* keys_of(const Engine& e, const Operation& o, const Chunk& c, int head) {
+    const int64_t before = (int64_t)head * panels_of(e.owned) + panels_of(c.start);
     return (uint8_t*)(e.keys + before * o.size * PANEL);
 }
-inline uint8_t* values_of(const Engine& e, const Operation& o, const Block& b, int head, int at) {
-    const int64_t before = ((int64_t)head * panels_of(o.size) + at / PANEL) * e.step.rows + panels_of(b.table) * PANEL;
+inline uint8_t* values_of(const Engine& e, const Operation& o, const Chunk& c, int head, int at) {
+    const int64_t before = ((int64_t)head * panels_of(o.size) + at / PANEL) * e.owned + panels_of(c.start) * PANEL;
     return (uint8_t*)(e.values + before * PANEL);
 }
 
 // The keys and values of a head and of PANEL rows of a long chunk, from row `start` of it on; those of no row are zero.
-void gather_quantized(Engine& e, const Operation& o, const Block& b, int head, int start, uint8_t* room) {
-    const int count = least(PANEL, b.length - start), groups = groups_of(o.size), first = b.table + start;
-    uint8_t* keys = keys_of(e, o, b, head) + (size_t)(start / PANEL) * groups * GROUP_BYTES;
+void gather_quantized(Engine& e, const Operation& o, const Chunk& c, int head, int start, uint8_t* room) {
+    const int count = least(PANEL, c.rows - start), groups = groups_of(o.size), first = c.start + start;
+    uint8_t* keys = keys_of(e, o, c, head) + (size_t)(start / PANEL) * groups * GROUP_BYTES;
     for (int i = 0; i < PANEL; i++) {
-        if (i < count) quantize(key_of(e, o, first + i, head), o.size, room);
+        if (i < count) quantize(keys_at(e, o, first + i) + head * o.size, o.size, room);
         else __builtin_memset(room, 0, quantized_bytes(o.size));
         for (int g = 0; g < groups; g++) {
             uint8_t* to = keys + g * GROUP_BYTES;
@@ -34,11 +40,11 @@ void gather_quantized(Engine& e, const Operation& o, const Block& b, int head, i
         }
     }
     for (int at = 0; at < o.size; at += VL) {
-        uint8_t* to = values_of(e, o, b, head, at) + (size_t)(start / PANEL) * GROUP_BYTES + at % PANEL * 4;
+        uint8_t* to = values_of(e, o, c, head, at) + (size_t)(start / PANEL) * GROUP_BYTES + at % PANEL * 4;
         V values[GROUP];
         VI top = {};
         for (int i = 0; i < GROUP; i++) {
-            values[i] = i < count ? load_upto(key_of(e, o, first + i, head) + o.heads * o.size + at, o.size - at) : (V){};
+            values[i] = i < count ? load_upto(keys_at(e, o, first + i) + (o.heads + head) * o.size + at, o.size - at) : (V){};
             const VI size = (VI)values[i] & 0x7fffffff;
             top = size > top ? size : top;
         }
@@ -52,47 +58,37 @@ void gather_quantized(Engine& e, const Operation& o, const Block& b, int head, i
     }
 }
 
-// The batch that has a row
-inline const Block& batch_of(const Engine& e, int row) {
-    int from = 0;
-    for (int to = e.batch_count; to - from > 1;) {
-        const int middle = (from + to) / 2;
-        (e.batches[middle].row <= row ? from : to) = middle;
-    }
-    return e.batches[from];
-}
-
 // The keys and values of a head and PANEL rows, into panels; those of no row are zero.
 void gather(Engine& e, const Operation& o, int thread, int piece) {
-    const int rows = e.step.rows, panels = panels_of(rows), head = piece / panels, first = piece % panels * PANEL;
-    const Buffer& from = e.model.buffers[o.from];
-    const Block& chunk = batch_of(e, first);
-    const int end = chunk.table + chunk.length;
-    if (is_quantized(o, chunk) && first >= chunk.table && first + PANEL <= end) {
-        const int start = first - panels_of(chunk.table) * PANEL;
-        for (int at = start; at == start || (first + 2 * PANEL > end && at < chunk.length); at += PANEL)  // the last one, the rest
-            gather_quantized(e, o, chunk, head, at, (uint8_t*)e.own[thread]);
+    const int rows = e.owned, panels = panels_of(rows), head = piece / panels, first = piece % panels * PANEL;
+    const Chunk& c = e.chunks[e.owners[first]];
+    const int end = c.start + c.rows;
+    if (is_quantized(e, o, c) && first >= c.start && first + PANEL <= end) {
+        const int start = first - panels_of(c.start) * PANEL;
+        for (int at = start; at == start || (first + 2 * PANEL > end && at < c.rows); at += PANEL)  // the last one, the rest
+            gather_quantized(e, o, c, head, at, (uint8_t*)e.own[thread]);
         return;
     }
     float* keys = e.keys + ((int64_t)head * panels + piece % panels) * o.size * PANEL;
     for (int i = 0; i < PANEL; i++) {
-        const float* key = from.data + (int64_t)(first + i) * from.width + (o.heads + head) * o.size;
-        for (int d = 0; d < o.size; d++) keys[d * PANEL + i] = first + i < rows ? key[d] : 0.0f;
+        const float* key = first + i < rows ? keys_at(e, o, first + i) + head * o.size : nullptr;
+        for (int d = 0; d < o.size; d++) keys[d * PANEL + i] = key ? key[d] : 0.0f;
     }
     for (int at = 0; at < o.size; at += PANEL) {
         float* values = e.values + (((int64_t)head * panels_of(o.size) + at / PANEL) * rows + first) * PANEL;
         for (int i = 0; i < least(PANEL, rows - first); i++) {
-            const float* value = from.data + (int64_t)(first + i) * from.width + (2 * o.heads + head) * o.size + at;
+            const float* value = keys_at(e, o, first + i) + (o.heads + head) * o.size + at;
             for (int d = 0; d < PANEL; d++) values[i * PANEL + d] = at + d < o.size ? value[d] : 0.0f;
         }
     }
 }
 
-// The first row of a chunk that any of a batch's rows sees, and the one behind the last
-inline int low_of(const Operation& o, const Block& b) { return o.window ? most(b.table, b.row - o.window + 1) : b.table; }
-inline int high_of(const Operation& o, const Block& b) {
-    const int end = b.table + b.length;
-    return o.window ? least(end, b.row + b.rows - 1 + o.window) : end;
+// The first row that a chunk's row sees, and the one behind the last, counted from the chunk's first; before 0: the state's
+inline int low_of(const Engine& e, const Operation& o, const Chunk& c, int row) {
+    return o.window ? most(-c.kept, row - row % e.model.block - o.window + 1) : -c.kept;
+}
+inline int high_of(const Engine& e, const Operation& o, const Chunk& c, int row) {
+    return o.window ? least(c.rows, row - row % e.model.block + e.model.block + o.ahead) : c.rows;
 }
 
 inline int place_at(const Operation& o, int away) {
@@ -113,14 +109,14 @@ int nearest_at(const Operation& o, int place) {
 }
 
 // Adds to a batch's scores what places give: products of its queries with keys of places, and of keys with queries of
-// places. The scores are of `count` keys from row `low` on.
+// places. The scores are of `count` keys from a chunk's row `low` on.
 void add_places(const Engine& e, const Operation& o, const Block& b, int head, int low, int count, float* scores, int width) {
     const Buffer& from = e.model.buffers[o.from];
-    const int away = low - b.row;  // from the first row to the first key
+    const int start_row = e.chunks[b.table].row, away = low - (b.row - start_row);  // from the first row to the first key
     for (int of_keys = 0; of_keys < 2; of_keys++) {
         const Matrix* m = of_keys ? o.place_queries : o.place_keys;
         if (!m) continue;
-        const float* x = from.data + (int64_t)(of_keys ? low : b.row) * from.width + (of_keys ? o.heads + head : head) * o.size;
+        const float* x = from.data + (int64_t)(of_keys ? start_row + low : b.row) * from.width + (of_keys ? o.heads + head : head) * o.size;
         const int before = head * (m->panels / o.heads), rows = of_keys ? count : b.rows, others = of_keys ? b.rows : count;
         for (int start = 0; start < rows; start += BATCH) {  // some keys have few places
             const int taken = least(BATCH, rows - start), nearest = away - b.rows + 1 + (of_keys ? start : 0);
@@ -141,11 +137,12 @@ void add_places(const Engine& e, const Operation& o, const Block& b, int head, i
 // sum.
 void attend_all(Engine& e, const Operation& o, int thread, int piece) {
     const Block& b = e.batches[piece % e.batch_count];
-    const bool quantized = is_quantized(o, b);
-    const int base = quantized ? b.table : 0;  // of the panels
-    const int head = piece / e.batch_count, rows = e.step.rows, panels = panels_of(rows);
-    const int low = quantized ? base + (low_of(o, b) - base) / GROUP * GROUP : low_of(o, b), first = (low - base) / PANEL;
-    const int count = high_of(o, b) - low, width = panels_of(count) * PANEL, far = o.distance_count / 2;
+    const Chunk& c = e.chunks[b.table];
+    const bool quantized = is_quantized(e, o, c);
+    const int head = piece / e.batch_count, rows = e.owned, panels = panels_of(rows), own_row = b.row - c.row;
+    const int low = quantized ? low_of(e, o, c, own_row) / GROUP * GROUP : low_of(e, o, c, own_row), at_low = c.start + c.kept + low;
+    const int count = high_of(e, o, c, own_row + b.rows - 1) - low, width = panels_of(count) * PANEL, far = o.distance_count / 2;
+    const int base = quantized ? low : at_low, first = base / PANEL;  // of panels, where a long chunk has its own
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
     const float *keys = e.keys + (int64_t)head * panels * o.size * PANEL, *values = e.values + (int64_t)head * panels_of(o.size) * rows * PANEL;
     // quantized queries and weights; the latter take the place of the scores before them
@@ -155,16 +152,16 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
     const float* queries = from.data + (int64_t)b.row * from.width + head * o.size;
     const auto keep = [&](int p, int row, float* found, float*) {
         float* own = scores + row * width;
-        const int start = p * PANEL + base - low;
+        const int start = p * PANEL - base;
         if (start >= 0 && start + PANEL <= count)
             for (int i = 0; i < PANEL; i += VL) store(own + start + i, load(found + i) * o.scale);
         else
             for (int i = most(0, -start); i < least(PANEL, count - start); i++) own[start + i] = found[i] * o.scale;
     };
-    const int seen = panels_of(low - base + count) - first;
+    const int seen = panels_of(base + count) - first;
     if (quantized) {
         for (int r = 0; r < b.rows; r++) quantize(queries + (int64_t)r * from.width, o.size, small_queries + r * of_query);
-        const Matrix by_keys{INT8, o.size, b.length, panels_of(b.length), keys_of(e, o, b, head), nullptr};
+        const Matrix by_keys{INT8, o.size, c.rows, panels_of(c.rows), keys_of(e, o, c, head), nullptr};
         multiply8(by_keys, first, seen, 0, small_queries, of_query, b.rows, keep);
     } else {
         const Matrix by_keys{FLOAT32, o.size, rows, panels, (const uint8_t*)keys, nullptr};
@@ -173,11 +170,12 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
     if (o.places) add_places(e, o, b, head, low, count, scores, width);
     for (int r = 0; r < b.rows; r++) {
         float* own = scores + r * width;
-        const int behind = low - b.row - r;  // from the row to the first key
+        const int row = own_row + r, behind = low - row;  // from the row to the first key
+        const int from_key = low_of(e, o, c, row) - low, to_key = high_of(e, o, c, row) - low;
         for (int i = 0; o.distances && i < count; i++)
             own[i] += o.distances[head * o.distance_count + most(-far, least(far, behind + i)) + far];
-        for (int i = 0; o.window && i < -behind - o.window + 1; i++) own[i] = -INFINITE;
-        for (int i = o.window ? least(count, o.window - behind) : count; i < width; i++) own[i] = -INFINITE;
+        for (int i = 0; i < from_key; i++) own[i] = -INFINITE;
+        for (int i = to_key; i < width; i++) own[i] = -INFINITE;
         V top = all(-INFINITE), sum = {};
         for (int i = 0; i < width; i += VL) {
             const V s = load(own + i);
@@ -200,11 +198,11 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
             for (int i = 0; i < left; i += VL) store_upto(target + i, load(found + i) * inverse[row], left - i);
         };
         if (quantized) {
-            const Matrix by_values{INT8, width, PANEL, 1, values_of(e, o, b, head, at) + (size_t)first * GROUP_BYTES, nullptr};
+            const Matrix by_values{INT8, width, PANEL, 1, values_of(e, o, c, head, at) + (size_t)first * GROUP_BYTES, nullptr};
             multiply8(by_values, 0, 1, 0, small_weights, of_weights, b.rows, finish);
             continue;
         }
-        const float* own = values + ((int64_t)at / PANEL * rows + low) * PANEL;
+        const float* own = values + ((int64_t)at / PANEL * rows + at_low) * PANEL;
         const Matrix by_values{FLOAT32, count, PANEL, 1, (const uint8_t*)own, nullptr};
         multiply<Float32>(by_values, 0, 1, 0, scores, width, b.rows, finish);
     }
@@ -214,13 +212,48 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
 void convolve(Engine& e, const Operation& o, int piece) {
     const Block& b = e.batches[piece % e.batch_count];
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
-    const int width = from.width, end = b.table + b.length, panel = piece / e.batch_count * PANEL;
+    const Chunk& chunk = e.chunks[b.table];
+    const int width = from.width, end = chunk.row + chunk.rows, panel = piece / e.batch_count * PANEL;
+    const int begin = chunk.row - least(chunk.kept, o.window);
     for (int c = panel; c < least(width, panel + PANEL); c += VL)
         for (int row = b.row; row < b.row + b.rows; row++) {
             V sum = load(o.shift + c);
             const int first = row - o.window;
-            for (int at = most(first, b.table); at < least(first + o.distance_count, end); at++)
-                sum = fuse(load(from.data + (int64_t)at * width + c), load(o.gain + (at - first) * width + c), sum);
-            store(to.data + (int64_t)row * to.width + c, activated(sum, o.activation));
+            for (int at = most(first, begin); at < least(first + o.distance_count, end); at++) {
+                const float* x = at < chunk.row ? chunk.state + o.place + (int64_t)(at - begin) * width : from.data + (int64_t)at * width;
+                sum = fuse(load(x + c), load(o.gain + (at - first) * width + c), sum);
+            }
+            store(to.data + (int64_t)row * to.width + c, o.ending == ACTIVATED ? activated(sum, o.activation) : sum);
         }
+}
+
+// The last rows of a chunk's state and of the chunk, into its state
+void keep(const Engine& e, const Operation& o, int chunk) {
+    const Chunk& c = e.chunks[chunk];
+    const Buffer& from = e.model.buffers[o.from];
+    if (!c.state) return;
+    const int before = least(c.kept, o.window), fresh = least(c.rows, o.window), stay = least(before, o.window - fresh);
+    float* state = c.state + o.place;
+    __builtin_memmove(state, state + (int64_t)(before - stay) * o.size, (size_t)stay * o.size * 4);
+    for (int i = 0; i < fresh; i++)
+        __builtin_memcpy(state + (int64_t)(stay + i) * o.size, from.data + (int64_t)(c.row + c.rows - fresh + i) * from.width + o.column, (size_t)o.size * 4);
+}
+
+// Numbers of the state of a row's chunk; and a layer's next state, by its gates: input, forget, cell and output
+inline float* state_of(const Engine& e, const Operation& o, int row) {
+    return e.chunks[e.owners[o.wanted == 1 ? e.step.wanted[row] : row]].state + o.place;
+}
+void lstm(const Engine& e, const Operation& o, int row) {
+    const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
+    const float* gates = from.data + (int64_t)row * from.width;
+    float *hidden = state_of(e, o, row), *cell = hidden + o.size;
+    for (int i = 0; i < o.size; i += VL) {
+        const int left = o.size - i;
+        const auto gate = [&](int which) { return load_upto(gates + which * o.size + i, left); };
+        const V c = activated(gate(1), SIGMOID) * load_upto(cell + i, left) + activated(gate(0), SIGMOID) * tanh_of(gate(2));
+        const V h = activated(gate(3), SIGMOID) * tanh_of(c);
+        store_upto(cell + i, c, left);
+        store_upto(hidden + i, h, left);
+        store_upto(to.data + (int64_t)row * to.width + i, h, left);
+    }
 }

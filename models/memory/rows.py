@@ -20,12 +20,13 @@ class Rows:
     Args:
         positions: the position of each row in its sequence; the rows of one chunk follow each other.
         chunks: for each chunk, the number of its rows, the index in ``tables`` at which its pages begin, its slot, and
-            the number of embeddings in the slot.
+            the number of embeddings in the slot; or of the rows in its state.
         tables: the pages of all chunks, one chunk after the other.
         wanted: the rows whose results are wanted.
         order: for each of ``chunks``, its index among the chunks of the step.
         starts: for each of ``chunks``, its first row.
         types: the type of each row's token; empty: all have type 0.
+        states: the state of each of ``chunks``, which a step changes; empty: chunks have none.
     """
 
     positions: Sequence[int]
@@ -35,6 +36,7 @@ class Rows:
     order: Sequence[int] = ()
     starts: Sequence[int] = ()
     types: Sequence[int] = ()
+    states: Sequence[Tensor] = ()
 
     @classmethod
     def all_of(cls, *counts: int) -> Rows:
@@ -97,6 +99,7 @@ class Rows:
         chunks, stop = list(reversed(self.chunks)), 0
         while stop < count:
             start, own, tables = stop, list[tuple[int, int, int, int]](), list[int]()
+            first = len(self.chunks) - len(chunks)
             left = _fitting(chunks, most) if whole else min(most, count - start)
             stop = start + left
             while left:
@@ -115,6 +118,7 @@ class Rows:
                 tables=tables,
                 wanted=wanted,
                 types=self.types[start:stop],
+                states=self.states[first : first + len(own)],
             )
             yield start, stop, piece, inside
 

@@ -26,7 +26,7 @@ _NAME = "triolet.models.native.step"
 class Kind(IntEnum):
     """The kind of an operation."""
 
-    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP, CONVOLVE = range(9)
+    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP, CONVOLVE, KEEP, RECALL, LSTM = range(12)
 
 
 class Norm(IntEnum):
@@ -38,7 +38,7 @@ class Norm(IntEnum):
 class Ending(IntEnum):
     """The way in which a linear layer's outputs are written to their buffer."""
 
-    STORE, ADD, GATED, ACTIVATED, CAPPED, GATED_BY = range(6)
+    STORE, ADD, GATED, ACTIVATED, CAPPED, GATED_BY, ADD_ACTIVATED = range(7)
 
 
 class StepPart(IntEnum):
@@ -92,7 +92,10 @@ class OperationData(Structure):
         ("key_gain", c_void_p),
         ("scale", c_float),
         ("soft_cap", c_float),
-        *((name, c_int32) for name in ("window", "paired", "together", "quantized", "distance_count")),
+        *(
+            (name, c_int32)
+            for name in ("window", "ahead", "place", "column", "paired", "together", "quantized", "distance_count")
+        ),
         ("distances", c_void_p),
         ("places", c_void_p),
         ("place_keys", POINTER(MatrixData)),
@@ -125,6 +128,7 @@ class ModelData(Structure):
         *((name, c_int32) for name in ("layers", "pages", "page_size", "kv_width")),
         ("cross", c_void_p),
         *((name, c_int32) for name in ("slots", "cross_heads", "embeddings", "cross_size")),
+        *((name, c_int32) for name in ("state", "kept", "kept_rows", "block")),
         ("room", c_void_p),
     )
 
@@ -135,7 +139,7 @@ class StepData(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
         *((name, c_void_p) for name in ("positions", "chunks", "tables", "wanted", "tokens", "types", "draws")),
-        *((name, c_void_p) for name in ("edits", "bans", "found", "allowed", "copies")),
+        *((name, c_void_p) for name in ("edits", "bans", "found", "allowed", "states", "copies")),
         *((name, c_int32) for name in ("edit_count", "ban_count", "found_count", "allowed_size", "copy_count")),
     )
 

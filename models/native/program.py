@@ -13,7 +13,7 @@ import torch
 from attrs import asdict, define, field, frozen
 from torch import Tensor
 
-from .library import Kind, Norm, OperationData
+from .library import Ending, Kind, Norm, OperationData
 from .panels import Panels
 
 MULTIPLE = 16  # rows that are normalized have a width that is a multiple of this number
@@ -52,7 +52,9 @@ class Attention:
         paired: True: a dimension is turned together with its neighbour. False: with its counterpart in the other half.
         table: the index of the cosines and sines in `Program.turns`.
         window: the number of positions that a row attends to, its own included; 0: all. If rows attend to both sides,
-            the number on each side.
+            the number up to the first row of their block (see `Program.block`).
+        ahead: if rows attend to both sides, the number of positions behind its block that a row attends to; ``None``:
+            as many as before.
         distances: float32 [heads, distances], added to scores by the distance of query and key. The last number is for
             all larger distances, too. If rows attend to both sides, the numbers go from keys far before a row to keys
             far behind it, and the number for the row's own key is in the middle.
@@ -70,6 +72,7 @@ class Attention:
     turned: int
     table: int = 0
     window: int = 0
+    ahead: int | None = None
     soft_cap: float = 0.0
     epsilon: float = 0.0
     query_gain: Tensor | None = None  # float32 [size], the gain of a norm of each head; None: heads have no norms
@@ -98,6 +101,9 @@ class Program:
     crossing: tuple[int, ...] = field(default=(), init=False)  # the buffers with the queries of cross-attention
     uncounted: int | None = field(default=None, init=False)  # the token whose position is 0; others count from 1
     has_head: bool = field(default=False, init=False)  # without a head the last buffer has the last hidden states
+    kept: int = 0  # the most rows before a chunk's that its state keeps; 0: the state has no rows
+    block: int = 1  # rows that see the same rows, from a chunk's first one on
+    state: int = field(default=0, init=False)  # the numbers of a chunk's state, which a step reads and changes
     _operations: list[OperationData] = field(factory=list, init=False, repr=False)
     _tensors: list[Tensor] = field(factory=list, init=False, repr=False)
     _matrices: list[Panels] = field(factory=list, init=False, repr=False)  # owned by modules, not by the program
@@ -107,26 +113,44 @@ class Program:
         self.widths.append(width)
         return len(self.widths) - 1
 
-    def norm(self, source: int, to: int, norm: Normed, *, wanted: bool = False, add: bool = False) -> None:
+    def norm(
+        self,
+        source: int,
+        to: int,
+        norm: Normed,
+        *,
+        wanted: bool = False,
+        add: bool = False,
+        activation: int | None = None,
+    ) -> None:
         """Normalizes each row of ``source`` into ``to``.
 
         Args:
             wanted: only the wanted rows, one after the other.
             add: the result is added to ``to``.
+            activation: of the result, unless it is added.
         """
         kind = Kind.NORM_ADD if add else Kind.NORM
-        self._add(kind=kind, source=source, to=to, wanted=int(wanted), **self._normed(norm))
+        told = self._normed(norm) | self._activated(activation)
+        self._add(kind=kind, source=source, to=to, wanted=int(wanted), **told)
 
     def look_up(
-        self, to: int, matrix: Panels, scale: float, positions: Tensor | None = None, types: Tensor | None = None
+        self,
+        to: int,
+        matrix: Panels,
+        scale: float,
+        positions: Tensor | None = None,
+        types: Tensor | None = None,
+        *,
+        wanted: bool = False,
     ) -> None:
-        """Writes the embeddings of the step's tokens, if the step has tokens: rows of ``matrix`` times ``scale``, plus
-        the rows of ``types``, float32 [types, hidden], for the tokens' types, plus the rows of ``positions``, float32
-        [positions, hidden], for the tokens' positions."""
+        """Writes the embeddings of the step's tokens, or of the wanted ones, if the step has tokens: rows of ``matrix``
+        times ``scale``, plus the rows of ``types``, float32 [types, hidden], for the tokens' types, plus the rows of
+        ``positions``, float32 [positions, hidden], for the tokens' positions."""
         self._matrices.append(matrix)
         told = {"shift": self._kept(positions), "distance_count": 0 if positions is None else len(positions)}
         told |= {"gain": self._kept(types), "heads": 0 if types is None else len(types)}
-        self._add(kind=Kind.LOOKUP, source=to, to=to, matrix=matrix.data(), scale=scale, **told)
+        self._add(kind=Kind.LOOKUP, source=to, to=to, matrix=matrix.data(), scale=scale, wanted=int(wanted), **told)
 
     def linear(
         self,
@@ -181,13 +205,19 @@ class Program:
     def attend_all(self, source: int, to: int, attention: Attention) -> None:
         """Attends from each row to all rows of its chunk, in ``source`` [rows, 3 * heads * size], which has queries,
         keys and values. The program's model has no pages. Queries and keys are normalized and get rotary positions in
-        place, if ``attention`` says so. In a program in int8, chunks of 256 rows or more are attended in int8."""
+        place, if ``attention`` says so. The rows that the chunk's state keeps are before those of the chunk. In a
+        program in int8 without states, chunks of 256 rows or more are attended in int8."""
         told = self._attention(attention)
         if attention.turned or attention.query_gain is not None:
             self._add(kind=Kind.TURN, source=source, to=source, **{**told, "scale": 1.0})
-        self._add(kind=Kind.ATTEND_ALL, source=source, to=to, quantized=self.in_int8, **told)
+        width = attention.heads * attention.size
+        place = self.add_state(self.kept * 2 * width)
+        self._add(kind=Kind.ATTEND_ALL, source=source, to=to, place=place, quantized=self.in_int8, **told)
+        self._keep(source, place, self.kept, width, 2 * width)
 
-    def convolve(self, source: int, to: int, taps: Tensor, shift: Tensor, *, before: int, activation: int) -> None:
+    def convolve(
+        self, source: int, to: int, taps: Tensor, shift: Tensor, *, before: int, activation: int | None
+    ) -> None:
         """Convolves each number of a row with those of the rows around it in its chunk.
 
         Args:
@@ -195,12 +225,38 @@ class Program:
             shift: float32 [width], added before the activation.
         """
         told = {"gain": self._kept(taps), "shift": self._kept(shift), "distance_count": len(taps), "window": before}
-        self._add(kind=Kind.CONVOLVE, source=source, to=to, activation=activation, **told)
+        rows = min(before, self.kept)
+        place = self.add_state(rows * taps.shape[1])
+        self._add(kind=Kind.CONVOLVE, source=source, to=to, place=place, **told, **self._activated(activation))
+        self._keep(source, place, rows, 0, taps.shape[1])
+
+    def add_state(self, numbers: int) -> int:
+        """Adds numbers to a chunk's state, and returns the place of the first one."""
+        self.state += numbers
+        return self.state - numbers
+
+    def _keep(self, source: int, place: int, rows: int, first: int, size: int) -> None:
+        """Has the state keep ``size`` numbers of the last ``rows`` rows."""
+        if rows:
+            self._add(kind=Kind.KEEP, source=source, to=source, place=place, window=rows, column=first, size=size)
+
+    def recall(self, to: int, place: int, size: int, *, wanted: bool = False) -> None:
+        """Writes ``size`` numbers of the state of each row's chunk."""
+        self._add(kind=Kind.RECALL, source=to, to=to, place=place, size=size, wanted=int(wanted))
+
+    def lstm(self, gates: int, to: int, place: int, size: int) -> None:
+        """Computes the next hidden and cell state (Hochreiter and Schmidhuber 1997), 2 * ``size`` numbers of the state,
+        of the chunks of the wanted rows, by the rows of ``gates``; writes the hidden state."""
+        self._add(kind=Kind.LSTM, source=gates, to=to, place=place, size=size, wanted=1)
+
+    def _activated(self, activation: int | None) -> dict[str, Any]:
+        return {} if activation is None else {"ending": Ending.ACTIVATED, "activation": activation}
 
     def _attention(self, attention: Attention) -> dict[str, Any]:
         places, told = attention.places, asdict(attention, recurse=False)
         del told["factors"]
         told |= {
+            "ahead": max(attention.window - 1, 0) if attention.ahead is None else attention.ahead,
             "query_gain": self._kept(attention.query_gain),
             "key_gain": self._kept(attention.key_gain),
             "distances": self._kept(attention.distances),

@@ -73,6 +73,7 @@ class Runner:
         positions: int,
         threads: int,
         level: int = 0,
+        states: int = 1,
     ) -> Runner:
         """Allocates the memory, and starts the threads.
 
@@ -83,6 +84,7 @@ class Runner:
                 ``None``: the program reads no slots.
             rows: the largest number of rows of one call; a larger step takes several calls.
             positions: the largest number of positions of a sequence.
+            states: the largest number of states with rows in one call.
         """
         # No ctypes arrays, since their types are in reference cycles. No comprehensions, since they are closures, see
         # `core.tracebacks`.
@@ -107,6 +109,10 @@ class Runner:
             chooses=program.chooses,
             most_rows=rows,
             positions=positions,
+            state=program.state,
+            kept=program.kept,
+            kept_rows=states * program.kept,
+            block=program.block,
         )
         if keys_values is not None:
             model.kv_format = FORMATS[keys_values.dtype]
@@ -246,6 +252,7 @@ class Runner:
         numbers = (rows.positions, rows.tables, rows.wanted, rows.types)
         positions, tables, wanted, types = (array("i", told) for told in numbers)
         pairs.extend(chain.from_iterable(copies))
+        states = array("Q", [_floats(state, self._program.state) for state in rows.states])
         told = StepData(
             rows=len(positions),
             wanted_count=len(wanted),
@@ -258,6 +265,7 @@ class Runner:
             wanted=wanted.buffer_info()[0],
             tokens=tokens.buffer_info()[0] if fed else None,
             types=types.buffer_info()[0] if rows.types else None,
+            states=states.buffer_info()[0] if states else None,
             copies=pairs.buffer_info()[0],
             copy_count=len(copies),
         )
@@ -276,6 +284,25 @@ class Runner:
         """The token whose position is 0, while positions of other tokens count from 1; ``None``: every token counts,
         from 0."""
         return self._program.uncounted
+
+    @property
+    def rows(self) -> int:
+        """The largest number of rows of one call."""
+        return self._rows
+
+    @property
+    def kept(self) -> int:
+        """The most rows that a chunk's state keeps."""
+        return self._program.kept
+
+    @property
+    def block(self) -> int:
+        """The number of rows that see the same rows."""
+        return self._program.block
+
+    def new_state(self) -> Tensor:
+        """Returns the state of a chunk that begins."""
+        return torch.empty(self._program.state, dtype=_FLOATS)
 
     @property
     def in_int8(self) -> bool:

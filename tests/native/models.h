@@ -2,6 +2,7 @@
 #pragma once
 #include "../../native/step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -70,6 +71,8 @@ struct Made {
     Turns turns;
     int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size, kv_format;
     bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all of their sequence
+    bool stated;                    // and are fed part by part: they see some blocks before their own
+    int block = 1, kept = 0, state = 0;
     const uint8_t* cross = nullptr;
     std::vector<float> slots;       // what they hold
     const Matrix* words = nullptr;  // that tokens are looked up in, or none
@@ -143,7 +146,16 @@ struct Made {
         const int outputs = o.heads * (places[o.distance_count - 1] / PANEL + 1) * PANEL;
         o.places = places;
         if (!draw.one_in(3)) o.place_keys = matrix(o.size, outputs, false, FLOAT32);
-        if (!draw.one_in(3)) o.place_queries = matrix(o.size, outputs, false, FLOAT32);
+        if (!stated && !draw.one_in(3)) o.place_queries = matrix(o.size, outputs, false, FLOAT32);
+    }
+
+    // The last operation reads rows of a state, which the next one keeps
+    void keep(int from, int column, int size, int rows) {
+        if (!stated || !rows) return;
+        operations.back().place = state;
+        Operation& o = add(KEEP, from, from);
+        o.column = column, o.size = size, o.window = rows, o.place = state;
+        state += rows * size;
     }
 
     void fill_slots() {
@@ -163,7 +175,9 @@ struct Made {
 
     Made(uint32_t seed, int extra) : draw{std::mt19937(seed)}, extra(extra) {
         most_format = draw.of({BFLOAT16, INT8}), kv_format = draw.of({FLOAT32, FLOAT16, BFLOAT16});
-        paged = !draw.one_in(3), joined = !paged && !draw.one_in(3);
+        paged = !draw.one_in(3), joined = !paged && !draw.one_in(3), stated = joined && draw.one_in(2);
+        const int before = stated ? draw.upto(0, 3) : 0;  // blocks
+        if (stated) block = draw.of({1, 3, 14}), kept = std::max(8, before * block);
         kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
         size = draw.of({2, 3, 7, 12, 16, 20, 33, 40, 64});
         const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
@@ -207,11 +221,15 @@ struct Made {
             if (distances) turn.distances = arena.values((size_t)(heads + extra) * turn.distance_count, draw, 1.0f);
             Operation attend = turn;
             attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
-            if (joined) attend.soft_cap = 0.0f, attend.quantized = most_format == INT8 && draw.one_in(2);
+            if (joined) attend.soft_cap = 0.0f, attend.ahead = turn.window ? draw.of({0, 3, turn.window - 1}) : 0;
+            attend.quantized = joined && most_format == INT8 && draw.one_in(2);
+            if (stated) attend.window = before * block + 1, attend.ahead = 0;
             if (joined && draw.one_in(2)) place(attend);
             if (draw.one_in(3)) turn.distance_count = POSITIONS + 9, turn.shift = gain(turn.distance_count);
             if (turned && (joined || paged)) operations.push_back(turn);
-            if (joined || paged) operations.push_back(attend), linear(attended, hidden, ADD, false);
+            if (joined || paged) operations.push_back(attend);
+            keep(wide, heads * size, 2 * heads * size, kept);
+            if (joined || paged) linear(attended, hidden, ADD, false);
             if (cross) {
                 linear(hidden, queries, STORE, true);
                 Operation& o = add(CROSS, queries, attended);
@@ -221,13 +239,20 @@ struct Made {
             }
             if (joined && draw.one_in(2)) {
                 Operation& o = add(CONVOLVE, hidden, added);
-                o.distance_count = draw.of({1, 4, 9}), o.window = draw.upto(0, o.distance_count - 1);
+                o.distance_count = draw.of({1, 4, 9}), o.window = stated ? o.distance_count - 1 : draw.upto(0, o.distance_count - 1);
+                o.ending = draw.of({STORE, ACTIVATED});
                 o.gain = arena.values((size_t)o.distance_count * (widths[hidden] + extra), draw, 0.5f);
                 o.shift = gain(widths[hidden]), o.activation = draw.of({SILU, SIGMOID});
+                keep(hidden, 0, widths[hidden], o.window);
+                if (draw.one_in(2)) {
+                    Operation& second = add(NORM, added, added);
+                    norm(second);
+                    second.ending = ACTIVATED, second.activation = draw.of({SILU, RELU});
+                }
                 norm(add(NORM_ADD, added, hidden));
             }
             linear(hidden, inner, draw.of({GATED, GATED_BY, ACTIVATED}), true);
-            linear(inner, behind ? added : hidden, behind ? STORE : ADD, false);
+            linear(inner, behind ? added : hidden, behind ? STORE : draw.of({ADD, ADD_ACTIVATED}), false);
             if (behind) norm(add(NORM_ADD, added, hidden));
         }
         Operation& final = add(NORM, hidden, last);

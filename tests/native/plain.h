@@ -50,6 +50,7 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         v *= o.scale ? o.scale : 1;
         if (o.ending == CAPPED) v = o.cap * tanh(v / o.cap);
+        if (o.ending == ADD_ACTIVATED) v = activated(v + before[out], o.activation);
         y.push_back(o.ending == ADD ? v + before[out] : v);
     }
     return y;
@@ -174,7 +175,8 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         const int position = i % one.length;
         Row &x = rows[position][o.from], &to = rows[position][o.to];
         const int group = o.kv_heads ? o.heads / o.kv_heads : 0, behind = o.kv_heads * o.size;
-        if (o.kind == NORM) to = normed(o, x, o.gain, o.norm);
+        if (o.kind == NORM) to = normed(o, Row(x), o.gain, o.norm);
+        for (double& v : to) v = o.kind == NORM && o.ending == ACTIVATED ? activated(v, o.activation) : v;
         if (o.kind == LINEAR) to = product(made, o, x, to);
         if (o.kind == NORM_ADD)
             for (size_t i = 0; i < x.size(); i++) to[i] += normed(o, x, o.gain, o.norm)[i];
@@ -216,7 +218,9 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             attend(o, &x[h * o.size], first, position + 1, key, value, added, &to[h * o.size]);
         }
         auto nothing = [](int) { return 0; };
-        const int most = o.distance_count / 2, reach = o.window ? o.window : POSITIONS;
+        const int most = o.distance_count / 2, first_of = position / made.block * made.block;
+        const int low = o.window ? std::max(0, first_of - o.window + 1) : 0;
+        const int high = o.window ? std::min(one.length, first_of + made.block + o.ahead) : one.length;
         for (int h = 0; o.kind == ATTEND_ALL && h < o.heads; h++) {
             auto key = [&](int p, int d) { return o.scale * rows[p][o.from][behind + h * o.size + d]; };
             auto value = [&](int p, int d) { return rows[p][o.from][2 * behind + h * o.size + d]; };
@@ -231,8 +235,7 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
                 }
                 return sum;
             };
-            const int first = std::max(0, position + 1 - reach), last = std::min(one.length, position + reach);
-            attend(o, &x[h * o.size], first, last, key, value, added, &to[h * o.size]);
+            attend(o, &x[h * o.size], low, high, key, value, added, &to[h * o.size]);
         }
         for (size_t c = 0; o.kind == CONVOLVE && c < x.size(); c++) {
             double sum = o.shift[c];
@@ -240,7 +243,7 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
                 const int at = position - o.window + t;
                 if (at >= 0 && at < one.length) sum += rows[at][o.from][c] * o.gain[t * x.size() + c];
             }
-            to[c] = activated(sum, o.activation);
+            to[c] = o.ending == ACTIVATED ? activated(sum, o.activation) : sum;
         }
         for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
             const size_t each = (size_t)made.embeddings * made.cross_size, all = SLOTS * o.kv_heads * each;

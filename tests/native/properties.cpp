@@ -27,6 +27,7 @@ struct Plan {
     std::vector<Found> found;
     std::vector<int32_t> bans, copies;
     std::vector<uint8_t> allowed;
+    std::vector<float*> states;
     void add(const Wish& wish) {
         Draw draw = wish.draw;
         draw.edits = (int)edits.size(), draw.bans = (int)bans.size() / 2, draw.found = (int)found.size();
@@ -44,7 +45,7 @@ struct Plan {
                 positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
                 types.empty() ? nullptr : types.data(),
                 draws.empty() ? nullptr : draws.data(), edits.data(), bans.data(), found.data(), allowed.data(),
-                copies.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
+                states.data(), copies.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
                 (int)copies.size() / 2};
     }
 };
@@ -66,7 +67,7 @@ struct Opened {
         model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), 1, 1, 1, most_rows,
                  POSITIONS + 9, made.kv_format, made.paged ? arena.take<uint8_t>(kept) : nullptr, LAYERS, pages,
                  page_size, made.kv_heads * made.size, made.cross, SLOTS, made.cross_heads, made.embeddings,
-                 made.cross_size, nullptr};
+                 made.cross_size, made.state, made.kept, 16 * made.kept, made.block, nullptr};
     }
     bool open(int threads, int level) {
         model.threads = threads;
@@ -82,7 +83,8 @@ long steps = 0;
 // Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's. Where rows attend to
 // all of their sequence, a chunk is a whole one.
 Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level, Random& draw, uint32_t seed) {
-    const int page_size = draw.of({1, 9, 16, 64}), most_rows = made.joined ? POSITIONS + draw.upto(0, 150) : draw.of({1, 7, 40, 100, 300});
+    const int page_size = draw.of({1, 9, 16, 64}), fewer = draw.of({1, 7, 40, 100, 300});
+    const int most_rows = made.stated ? std::max(fewer, made.block) : made.joined ? POSITIONS + draw.upto(0, 150) : fewer;
     std::vector<std::vector<int>> pages;
     std::vector<int> at(all.size()), free_pages;
     int needed = 0;
@@ -96,7 +98,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
     Opened opened(made, most_rows, page_size, needed + 3);
     check(opened.open(threads, level), "a model opens", seed);
     const int width = made.widths[0], vocabulary = made.widths.back(), count = (int)made.widths.size();
-    Bits found(all.size());
+    Bits found(all.size()), states(all.size(), std::vector<float>(made.state));
     for (size_t i = 0; i < all.size(); i++) found[i].resize((size_t)all[i].length * vocabulary);
     for (bool left = true; left; steps++) {
         Plan plan;
@@ -108,9 +110,13 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
         for (size_t i = 0; i < all.size(); i++) {
             left = left || at[i] < all[i].length;
             const int room = std::min(all[i].length - at[i], most_rows - (int)plan.positions.size());
-            if (room <= 0 || draw.one_in(3) || (made.joined && room < all[i].length)) continue;
-            const int rows = made.joined ? room : draw.one_in(3) ? 1 : draw.upto(1, room);
-            plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, all[i].embeddings});
+            if (room <= 0 || draw.one_in(3) || (made.joined && !made.stated && room < all[i].length)) continue;
+            int rows = made.joined && !made.stated ? room : draw.one_in(3) ? 1 : draw.upto(1, room);
+            if (made.stated && at[i] + rows < all[i].length) rows = rows / made.block * made.block;
+            if (!rows) continue;
+            const int length = made.stated ? std::min(at[i], made.kept) : all[i].embeddings;
+            plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, length});
+            plan.states.push_back(states[i].data());
             const auto page = pages[i].begin();
             if (made.paged) plan.tables.insert(plan.tables.end(), page, page + (at[i] + rows - 1) / page_size + 1);
             const auto first = all[i].inputs.begin() + at[i] * width;
@@ -221,12 +227,13 @@ int32_t other(Random& draw, int32_t value) {
 }
 
 // The arrays of a plan are as long as the longest ones that are allowed: then each count is refused, or is right.
-Plan longest(Random& draw, const Made& made, const Model& m, Step& step) {
+Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* state) {
     Plan plan;
+    plan.states.resize(m.most_rows, draw.one_in(9) ? nullptr : state);
     const int chunks = draw.upto(1, std::min(8, m.most_rows));
     for (int c = 0; c < chunks; c++) {
         const int rows = draw.upto(1, m.most_rows / chunks), first = draw.of({0, 5, POSITIONS - rows});
-        const int slot = draw.upto(0, SLOTS - 1), length = draw.upto(1, m.embeddings);
+        const int slot = draw.upto(0, SLOTS - 1), length = made.stated ? draw.upto(0, m.kept) : draw.upto(1, m.embeddings);
         plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), slot, length});
         for (int i = 0; i < rows; i++) plan.positions.push_back(first + i);
         for (int i = 0; m.pages && i <= (first + rows - 1) / m.page_size; i++)
@@ -265,9 +272,10 @@ int broken_plans(uint32_t seed, int count) {
     for (size_t i = 0; i < opened.kept; i++) m.keys_values[i] = (uint8_t)draw.upto(0, 63);  // finite
     std::vector<uint8_t> before(m.keys_values, m.keys_values + opened.kept);
     int refused = 0;
+    std::vector<float> state(made.state);
     for (int i = 0; i < count; i++) {
         Step step;
-        Plan plan = longest(draw, made, m, step);
+        Plan plan = longest(draw, made, m, step, state.data());
         for (int j = 0; j < m.most_rows * made.widths[0]; j++) opened.buffers[0].data[j] = draw.value();
         const Step whole = step;
         std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables,
@@ -310,10 +318,11 @@ int broken_models(uint32_t seed, int count) {
     const Made made(seed, 1024);
     Random draw{std::mt19937(seed + 3)};
     int refused = 0;
+    std::vector<float> state(made.state);
     for (int i = 0; i < count; i++) {
         Opened opened(made, draw.of({1, 5, 50}), 7, 20);
         Model& m = opened.model;
-        const int kind = draw.upto(NORM, CONVOLVE), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        const int kind = draw.upto(NORM, KEEP), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
         Operation* found = &opened.operations[place];
         for (Operation& one : opened.operations)
             if (one.kind == kind && draw.one_in(2)) found = &one;
@@ -324,18 +333,19 @@ int broken_models(uint32_t seed, int count) {
         m.turns = &turns;
         if (o.matrix) o.matrix = &matrix;
         Step step;
-        Plan plan = longest(draw, made, m, step);  // of the model before
+        Plan plan = longest(draw, made, m, step, state.data());  // of the model before
         if (draw.one_in(3)) plan.tokens[0] = draw.upto(0, 9999);
         int32_t* numbers[] = {&o.kind, &o.from, &o.to, &o.wanted, &o.norm, &o.ending, &o.activation, &o.layer, &o.heads,
                               &o.kv_heads, &o.size, &o.turned, &o.table, &o.window, &o.paired, &m.threads,
-                              &matrix.outputs, &m.kv_format};
+                              &matrix.outputs, &m.kv_format, &o.ahead, &o.place, &o.column, &m.block};
         int32_t* extents[] = {&m.count, &m.buffer_count, &m.turns_count, &m.most_rows, &m.positions, &m.layers, &m.pages,
                               &m.page_size, &m.kv_width, &m.slots, &m.cross_heads, &m.embeddings, &m.cross_size,
-                              &buffer.width, &turns.half, &matrix.inputs, &matrix.panels, &o.distance_count};
+                              &buffer.width, &turns.half, &matrix.inputs, &matrix.panels, &o.distance_count,
+                              &m.state, &m.kept, &m.kept_rows};
         const void** pointers[] = {(const void**)&o.gain, (const void**)&o.matrix, (const void**)&matrix.weights,
                                    (const void**)&m.keys_values, (const void**)&m.cross};
         for (int changes = draw.upto(0, 2); changes--;) {  // extents of what is there only become smaller
-            int32_t &number = *numbers[draw.upto(0, 17)], &extent = *extents[draw.upto(0, 17)];
+            int32_t &number = *numbers[draw.upto(0, 21)], &extent = *extents[draw.upto(0, 20)];
             if (draw.one_in(9)) *pointers[draw.upto(0, 4)] = nullptr;
             else if (draw.one_in(2)) number = other(draw, number);
             else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
