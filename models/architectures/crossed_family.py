@@ -60,8 +60,13 @@ class CrossedFamily:
         """Returns the encoder in ``module``."""
         return module.get_encoder()
 
-    def finished(self, module: Any, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Returns an encoder output of the ``rows`` that its layers end with."""
+    def fresh(self, module: Any, payload: Mapping[str, Tensor]) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Returns the part of ``payload`` that must be encoded."""
+        return payload
+
+    def finished(self, module: Any, rows: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Returns the encoder output of the payload ``inputs``, by the ``rows`` that the layers make of the part of it
+        that is `fresh`."""
         return rows
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
@@ -210,19 +215,11 @@ class MoonshineStreaming(CrossedFamily):
         )
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Calls the encoder's parts as the encoder does. Its own masks would leave reference cycles. Of an audio whose
-        beginning is "known", only embeddings that see something new are computed, after those that they see."""
+        """Calls the encoder's parts as the encoder does. Its own masks would leave reference cycles."""
         device, own = place_of(module)
         encoder = self.encoder(module)
-        known = [payload["known"] for payload in payloads if "known" in payload]
-        kept, first = 0, 0
-        if known:
-            lefts, rights = zip(*encoder.config.sliding_windows, strict=True)
-            kept = max(len(known[0]) - 1 - sum(max(right - 1, 0) for right in rights), 0)
-            first = max(kept - sum(lefts) - _CAUSAL, 0)
         with torch.no_grad():
-            samples = torch.stack([payload["input_values"] for payload in payloads])
-            samples = samples[:, first * _JOINED * _frame(encoder.config) :]
+            samples = torch.stack([self.fresh(module, payload)["input_values"] for payload in payloads])
             hidden, _ = encoder.embedder(samples.to(device, own))
             places = torch.arange(hidden.shape[1], device=device)
             before = places[:, None] - places
@@ -230,8 +227,18 @@ class MoonshineStreaming(CrossedFamily):
                 seen = (before < left) & (before > -max(right, 1))
                 mask = torch.zeros_like(before, dtype=own).masked_fill(~seen, -torch.inf)
                 hidden = layer(hidden, attention_mask=mask[None, None])
-            hidden = encoder.final_norm(hidden)[:, kept - first :]
-        return apart([torch.cat((known[index][:kept], row)) if known else row for index, row in enumerate(hidden)])
+            hidden = encoder.final_norm(hidden)
+        return apart([self.finished(module, rows, one) for rows, one in zip(hidden, payloads, strict=True)])
+
+    def fresh(self, module: Any, payload: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leaves out what no new embedding of an audio sees whose beginning is "known"."""
+        config = self.encoder(module).config
+        first, _ = _new_embeddings(config, payload)
+        return {"input_values": payload["input_values"][first * _JOINED * _frame(config) :]}
+
+    def finished(self, module: Any, rows: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        first, kept = _new_embeddings(self.encoder(module).config, inputs)
+        return torch.cat((inputs["known"][:kept], rows[kept - first :])) if kept else rows
 
     def projected(self, module: nn.Module, output: Tensor) -> Tensor:
         decoder = _decoder(module)
@@ -249,6 +256,15 @@ class MoonshineStreaming(CrossedFamily):
             count=partial(streaming_embeddings, frame=frame),
             extends=not extractor.do_normalize,
         )
+
+
+def _new_embeddings(encoder: Any, payload: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Returns the first embedding that new ones see, and the first new one, of an audio whose beginning is "known"."""
+    if "known" not in payload:
+        return 0, 0
+    lefts, rights = zip(*encoder.sliding_windows, strict=True)
+    kept = max(len(payload["known"]) - 1 - sum(max(right - 1, 0) for right in rights), 0)
+    return max(kept - sum(lefts) - _CAUSAL, 0), kept
 
 
 def _frame(encoder: Any) -> int:

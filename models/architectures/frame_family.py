@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...core.emissions import Emissions
 from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
@@ -114,9 +115,17 @@ class FrameFamily:
         """Returns the encoder in ``module``."""
         return module.encoder
 
-    def finished(self, module: Any, rows: Tensor) -> Tensor:
-        """Returns an encoder output of the ``rows`` that its layers end with, projected as the joint network reads
-        it."""
+    def fresh(self, module: Any, payload: Mapping[str, Tensor]) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Returns the part of ``payload`` that must be encoded."""
+        return payload
+
+    def finished(self, module: Any, rows: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Returns an encoder output of the ``rows`` that its layers end with, projected as the joint network reads it,
+        perhaps in the language among the ``inputs``."""
+        if hasattr(module, "prompt_projector"):
+            language = inputs.get("prompt_ids", torch.tensor(module.config.default_prompt_id))
+            marks = functional.one_hot(language, module.config.num_prompts).to(rows.dtype)
+            rows = module.prompt_projector(torch.cat((rows, marks.expand(len(rows), -1)), -1))
         projected: Tensor = module.encoder_projector(rows) if self.predicts else rows
         return projected
 
@@ -137,6 +146,10 @@ class FrameFamily:
         rows = heard.pooler_output if self.predicts else heard.last_hidden_state
         lengths = heard.attention_mask.sum(-1).tolist()
         return apart([row[:length] for row, length in zip(rows.to(own), lengths, strict=True)])
+
+    def ahead(self, folder: Path) -> int:
+        """Returns the later frames that a frame of a causal encoder sees."""
+        return int(load_part("AutoProcessor", folder, trust_remote_code=False).default_num_lookahead_tokens)
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> FrameItems:
         """Returns the preparer that turns audio into encoder items.

@@ -22,6 +22,7 @@ from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
 from ..checkpoints.whisper_checkpoint import Checkpoint, WeightFiles
 from ..machine.devices import find_kv_dtype
 from ..memory.budget import Available, Budget, KVSizes
+from ..memory.encoder_states import MOST_STATES
 from ..memory.frame_states import FrameSlots, FrameStates
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
@@ -285,6 +286,7 @@ class Blueprint:
         *,
         rows: int = NATIVE_ROWS,
         positions: int = 0,
+        states: int = 1,
     ) -> Runner:
         """Opens the native library for ``program``, over pages and slots. ``positions`` is the largest number of
         positions of a sequence; 0: as many as the pages allow, or ``rows``."""
@@ -294,7 +296,8 @@ class Blueprint:
         if not positions:
             positions = rows if paged is None else max(LONGEST, self.positions)  # a comparison needs LONGEST
         threads = torch.get_num_threads()
-        return Runner.open(library, program, pages, slots, rows=rows, positions=positions, threads=threads)
+        sizes = {"rows": rows, "positions": positions, "states": states}
+        return Runner.open(library, program, pages, slots, threads=threads, **sizes)
 
 
 @frozen(kw_only=True, eq=False)
@@ -375,7 +378,8 @@ class ModuleBlueprint(Blueprint):
             return items
         log.info("the encoder of %s runs by the native library", name)
         stem = own("native", self.open_runner(encoder.stem_program(), positions=_STEPS * rows))
-        return evolve(items, native=own("native", self.open_runner(encoder.program(rows), rows=rows)), stem=stem)
+        runner = self.open_runner(encoder.program(rows), rows=rows, states=MOST_STATES)
+        return evolve(items, native=own("native", runner), stem=stem)
 
     def compare_clips(self, items: ItemEncoder) -> None:
         """Compares an encoder of speech with transformers' own, unless it has passed before."""

@@ -21,6 +21,7 @@ from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
 from ..checkpoints.whisper_checkpoint import WhisperShape
 from ..memory.budget import Available
+from ..memory.encoder_states import MOST_STATES
 from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
@@ -54,8 +55,10 @@ _OF_TEXTS = re.compile(  # what is packed of encoders of texts; DeBERTa's pos_ke
     r"(^|\.)layers?\.[0-9]+\.(?!.*\.pos_)|(word|tok)_embeddings\.weight$"
 )
 _OF_SPEECH = re.compile(  # what is packed of encoders of speech; pre_encode is a name of NeMo
-    r"encoder\.(conv[23]|subsampling\.linear|pre_encode\.out|layers\.[0-9]+\.(?!conv\.depthwise).*)\.weight$"
+    r"encoder\.(conv[23]|embedder\.conv[12]|subsampling\.linear|pre_encode\.out|layers\.[0-9]+\.(?!conv\.depthwise).*)"
+    r"\.weight$"
 )
+_STEMS = ("encoder.conv2.weight", "embedder.conv1.weight", "subsampling.linear.weight", "pre_encode.out.weight")
 _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
 _PROJECTED = ("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight")  # torch reads these as they are
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
@@ -210,13 +213,19 @@ def _is_of_speech(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
 def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], threads: int) -> int:
     """The part of `native_bytes` that an encoder of speech adds: the rows of the longest clip with keys, values and
     scores, a call of the stem, and tables of positions."""
+    config: Any = getattr(blueprint.checkpoint, "config", None)
     between, largest = _widths(stored, "encoder.layers.0.")
-    packed = [one.shape for name, one in stored.items() if _is_of_speech(blueprint, name, one)]
-    widths = sorted(prod(shape[1:]) for shape in packed)
-    rows, hidden, wide, stem = blueprint.decoder.embeddings, min(shape[0] for shape in packed), *widths[-2:]
+    packed = {name: one.shape for name, one in stored.items() if _is_of_speech(blueprint, name, one)}
+    rows, hidden = blueprint.decoder.embeddings, min(shape[0] for shape in packed.values())
+    stem = max(prod(shape[1:]) for name, shape in packed.items() if name.endswith(_STEMS))
+    wide = max(prod(shape[1:]) for name, shape in packed.items() if not name.endswith(_STEMS))
     own = max(64 * wide, BATCH * (rows + PANEL))
-    found = rows * (between + max(wide, largest) + 4 * hidden) + threads * own  # the layers
+    convolved = config.model_type in CONFORMERS
+    found = rows * (between + max(wide, largest) + (3 + convolved) * hidden) + threads * own  # the layers
     found += NATIVE_ROWS * stem + threads * 64 * stem  # the stem
+    if blueprint.state_bytes:  # keys and values of rows that were heard before
+        kept = config.encoder_config.sliding_window
+        found += MOST_STATES * kept * 2 * hidden + threads * BATCH * kept
     found += 4 * sum(one.shape[0] for name, one in stored.items() if "encoder.layers." in name and one.shape)
     return 4 * found + 2 * _ROOM
 

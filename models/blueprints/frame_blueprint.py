@@ -48,6 +48,9 @@ class FrameBlueprint(ModuleBlueprint):
         for part in module.modules():
             if isinstance(part, nn.LSTM):
                 part._flat_weights = []  # a second list of the weights, which nothing here reads
+        if self.checkpoint.family.causal:  # the processor says what the encoder sees ahead
+            encoder: Any = module.encoder
+            encoder.config.default_num_lookahead_tokens = self.checkpoint.family.ahead(self.checkpoint.folder)
         return module
 
     def not_native(self) -> str | None:

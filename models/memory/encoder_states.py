@@ -16,8 +16,9 @@ MOST_STATES = 16  # live sessions whose encoders go on where they were; others h
 class EncoderStates:
     """The states of several audios, each by the key of the last item that was heard: the caches of transformers by the
     names of the encoder's arguments. "past_key_values" has keys and values of its layers, "padding_cache" the ends of
-    the inputs of its convolutions. A state only saves work: without it, the audio is heard again from its beginning. So
-    the ones that were used last are kept, up to `MOST_STATES`."""
+    the inputs of its convolutions. If the native library hears, "rows" has what its program keeps. A state only saves
+    work: without it, the audio is heard again from its beginning. So the ones that were used last are kept, up to
+    `MOST_STATES`."""
 
     _kept: OrderedDict[str, Mapping[str, Any]] = field(init=False, factory=OrderedDict, repr=False)
 
@@ -27,7 +28,7 @@ class EncoderStates:
 
     def keep(self, key: str, state: Mapping[str, Any]) -> None:
         """Keeps the state after item ``key``. Keys and values are copied, since they are parts of larger tensors."""
-        for layer in state["past_key_values"].layers:
+        for layer in _layers(state):
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         self._kept[key] = state
         while len(self._kept) > MOST_STATES:
@@ -37,11 +38,18 @@ class EncoderStates:
         """Returns the tensors of all states."""
         found: list[Any] = []
         for state in self._kept.values():
-            padding, layers = state["padding_cache"], state["past_key_values"].layers
+            padding, layers = state["padding_cache"], _layers(state)
             found += [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+            if "rows" in state:
+                found += [state["rows"], *padding.ends.values()]
+                continue
             found += getattr(padding, "padding_cache", ()) or [layer.cache for layer in padding.layers.values()]
         return tuple(tensor for tensor in found if isinstance(tensor, Tensor))
 
     def release(self) -> None:
         """Forgets everything."""
         self._kept.clear()
+
+
+def _layers(state: Mapping[str, Any]) -> Any:
+    return state["past_key_values"].layers if "past_key_values" in state else ()

@@ -64,7 +64,8 @@ class PackedLinear(nn.Module):
 
 
 class PackedConvolution(nn.Module):
-    """A replacement for an `nn.Conv1d` without padding: a product for each window [steps * channels]."""
+    """A replacement for an `nn.Conv1d` without padding, or with silence in front: a product for each window
+    [steps * channels]."""
 
     def __init__(self, convolution: Any, *, int8: bool) -> None:
         super().__init__()
@@ -72,15 +73,25 @@ class PackedConvolution(nn.Module):
         panels = Panels.of(weight, None if bias is None else bias.detach(), dtype=torch.int8 if int8 else None)
         self.linear = PackedLinear(panels, 0, len(weight))
         (self.steps,), (self.stride,) = convolution.kernel_size, convolution.stride
+        self.left_pad = getattr(convolution, "left_pad", 0)
 
     def windows(self, rows: Tensor) -> Tensor:
         """Returns the windows [outputs, steps * channels] of ``rows`` [rows, channels]."""
+        rows = functional.pad(rows, (0, 0, self.left_pad, 0))
         count, width = (len(rows) - self.steps) // self.stride + 1, rows.shape[1]
         shape, strides = (count, self.steps * width), (self.stride * width, 1)
         return rows.contiguous().as_strided(shape, strides).contiguous()
 
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.stack([self.linear(self.windows(each.T)).T for each in hidden])
+
+
+class CausalConvolution(PackedConvolution):
+    """A replacement for Moonshine streaming's, which also returns what is no padding."""
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Any:
+        assert mask is None, "an audio has no padding"
+        return super().forward(hidden), None
 
 
 class PackedDistances(nn.Module):
@@ -243,6 +254,9 @@ def _replace(module: nn.Module, old: Any, new: nn.Module) -> None:
 
 def norm_of(module: Any) -> Normed:
     """Returns a layer norm or a root mean square norm of transformers as a `Normed`."""
+    if hasattr(module, "gamma"):  # Moonshine streaming's
+        gain = plain(module.gamma).add_(module.unit_offset)
+        return Normed(gain=gain, epsilon=float(module.ln.eps), shift=torch.zeros_like(gain))
     gain, shift = gain_of(module), getattr(module, "bias", None)
     if is_layer_norm(module):
         shift = torch.zeros_like(gain) if shift is None else plain(shift)

@@ -4,17 +4,18 @@ the layers is computed clip by clip, so that the bits of a clip depend on no oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import (
+    CausalConvolution,
     PackedConvolution,
     PackedDistances,
     is_known,
@@ -26,8 +27,9 @@ from .parts import (
 )
 from .program import MULTIPLE, Attention, Normed, Places, Program
 
-CONFORMERS = frozenset({"parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "cohere_asr", "canary"})
-MODEL_TYPES = CONFORMERS | {"moonshine"}
+STREAMED = frozenset({"nemotron_asr_streaming", "nemotron3_5_asr"})
+CONFORMERS = STREAMED | {"parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "cohere_asr", "canary"}
+MODEL_TYPES = CONFORMERS | {"moonshine", "moonshine_streaming"}
 """Model types of configurations whose encoders this module knows."""
 
 _ROWS = (9, 40)  # of made-up clips
@@ -118,6 +120,14 @@ class MoonshineEncoder(SpeechEncoder):
     """Moonshine's (Jeffries et al. 2024). Torch computes the first convolution. The second one is the stem, and the
     third one part of the program."""
 
+    stem_activation = "gelu"
+    ending = Ending.ACTIVATED
+
+    @property
+    def norm(self) -> Any:
+        """The norm after the layers."""
+        return self.module.layer_norm
+
     @property
     def linears(self) -> list[tuple[Any, tuple[str, ...]]]:
         found: list[tuple[Any, tuple[str, ...]]] = []
@@ -133,9 +143,13 @@ class MoonshineEncoder(SpeechEncoder):
     def unknown(self) -> str | None:
         return SpeechEncoder.unknown(self) or unknown_turns(self.module.config)
 
+    @property
+    def convolutions(self) -> tuple[Any, Any]:
+        """The convolutions that the library computes."""
+        return self.module.conv2, self.module.conv3
+
     def pack_rest(self, positions: int, *, int8: bool) -> None:  # noqa: ARG002
-        for name in ("conv2", "conv3"):
-            setattr(self.module, name, PackedConvolution(getattr(self.module, name), int8=int8))
+        self.module.conv2, self.module.conv3 = (PackedConvolution(one, int8=int8) for one in self.convolutions)
 
     def embed(self, payload: Payload, stem: Stem) -> Tensor:
         own, first = self.module, self.module.conv1
@@ -145,22 +159,20 @@ class MoonshineEncoder(SpeechEncoder):
         return found
 
     def stem_program(self) -> Program:
-        program, panels = Program(), self.module.conv2.linear.panels()
+        program, panels = Program(), self.convolutions[0].linear.panels()
         windows, values = program.buffer(panels.inputs), program.buffer(panels.outputs)
-        program.linear(windows, values, panels, Ending.ACTIVATED, activation=ACTIVATIONS["gelu"])
+        program.linear(windows, values, panels, Ending.ACTIVATED, activation=ACTIVATIONS[self.stem_activation])
         return program
 
     def program(self, positions: int) -> Program:
         program, encoder, first = Program(), self.module, self.module.layers[0]
-        convolution, own = encoder.conv3.linear.panels(), first.self_attn
+        convolution, own = self.convolutions[1].linear.panels(), first.self_attn
         windows, hidden = program.buffer(convolution.inputs), program.buffer(convolution.outputs)
-        program.linear(windows, hidden, convolution, Ending.ACTIVATED, activation=ACTIVATIONS["gelu"])
-        program.turns.append(turns_of(encoder.rotary_emb, positions))
+        program.linear(windows, hidden, convolution, self.ending, activation=ACTIVATIONS[self.stem_activation])
         inner = program.buffer(first.mlp.fc1.out_features)
         split, attended = program.buffer(own.q_proj.panels().outputs), program.buffer(own.o_proj.in_features)
-        turned = 2 * program.turns[0][0].shape[1]
-        attention, activation = _attention(own, turned=turned, paired=True), ACTIVATIONS[self.activation]
-        for layer in encoder.layers:
+        activation = ACTIVATIONS[self.activation]
+        for layer, attention in zip(encoder.layers, self._attentions(program, positions), strict=True):
             own, feed = layer.self_attn, layer.mlp
             norm, second = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
             program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm)
@@ -168,11 +180,59 @@ class MoonshineEncoder(SpeechEncoder):
             program.linear(attended, hidden, own.o_proj.panels(), Ending.ADD)
             program.linear(hidden, inner, feed.fc1.panels(), Ending.ACTIVATED, norm=second, activation=activation)
             program.linear(inner, hidden, feed.fc2.panels(), Ending.ADD)
-        program.norm(hidden, program.buffer(convolution.outputs), norm_of(encoder.layer_norm), wanted=True)
+        program.norm(hidden, program.buffer(convolution.outputs), norm_of(self.norm), wanted=True)
         return program
+
+    def _attentions(self, program: Program, positions: int) -> Iterable[Attention]:
+        """Returns the attention of each layer."""
+        program.turns.append(turns_of(self.module.rotary_emb, positions))
+        own, turned = self.module.layers[0].self_attn, 2 * program.turns[0][0].shape[1]
+        return [_attention(own, turned=turned, paired=True)] * len(self.module.layers)
 
     def clip(self, rows: int) -> Payload:
         return {"input_values": _wave(511 + 384 * rows)}
+
+
+@frozen(eq=False)
+class StreamingMoonshineEncoder(MoonshineEncoder):
+    """Moonshine streaming's, whose rows see a window and know no positions. Torch computes what is before the
+    convolutions. The first one is the stem, and the second one part of the program."""
+
+    stem_activation = "silu"
+    ending = Ending.STORE
+
+    @property
+    def activation(self) -> str:
+        return str(self.module.config.hidden_act)
+
+    @property
+    def norm(self) -> Any:
+        return self.module.final_norm
+
+    def unknown(self) -> str | None:
+        return SpeechEncoder.unknown(self)
+
+    @property
+    def convolutions(self) -> tuple[Any, Any]:
+        return self.module.embedder.conv1, self.module.embedder.conv2
+
+    def pack_rest(self, positions: int, *, int8: bool) -> None:  # noqa: ARG002
+        own = self.module.embedder
+        own.conv1, own.conv2 = (CausalConvolution(one, int8=int8) for one in self.convolutions)
+
+    def embed(self, payload: Payload, stem: Stem) -> Tensor:
+        own = self.module.embedder
+        frames = payload["input_values"].view(-1, own.frame_len)
+        hidden = functional.silu(own.linear(own.comp(own.cmvn(frames))))
+        found: Tensor = own.conv2.windows(stem(own.conv1.windows(hidden)))
+        return found
+
+    def _attentions(self, program: Program, positions: int) -> Iterable[Attention]:  # noqa: ARG002
+        for layer, (left, right) in zip(self.module.layers, self.module.config.sliding_windows, strict=True):
+            yield _attention(layer.self_attn, window=left, ahead=max(right - 1, 0))
+
+    def clip(self, rows: int) -> Payload:
+        return {"input_values": _wave(4 * self.module.embedder.frame_len * rows)}
 
 
 @frozen(eq=False)
@@ -201,7 +261,8 @@ class ConformerEncoder(SpeechEncoder):
         return SpeechEncoder.unknown(self)
 
     def pack_rest(self, positions: int, *, int8: bool) -> None:
-        shape = 1, positions + 1, self.module.config.hidden_size  # torch computes a row that is masked, too
+        config = self.module.config  # torch computes a row that is masked, too
+        shape = 1, min(positions + 1, config.max_position_embeddings), config.hidden_size
         rows = torch.empty(shape, dtype=torch.float32)
         far = self.module.encode_positions(rows)[0]
         for layer in self.module.layers:
@@ -238,29 +299,43 @@ class ConformerEncoder(SpeechEncoder):
         return program
 
     def program(self, positions: int) -> Program:  # noqa: ARG002  (vectors of distances are packed)
-        program, layers, width = Program(), list(self.module.layers), self.module.config.hidden_size
+        program, layers, width = self._begun(), list(self.module.layers), self.module.config.hidden_size
         own, feed = layers[0].self_attn, layers[0].feed_forward1
         hidden, inner = program.buffer(width), program.buffer(feed.linear1.out_features)
         split, attended = program.buffer(own.q_proj.panels().outputs), program.buffer(own.o_proj.in_features)
         gated, convolved, last = (program.buffer(width) for _ in range(3))
-        activation, of = ACTIVATIONS[self.activation], torch.arange(own.relative_k_proj.count, dtype=torch.int32)
+        of = torch.arange(own.relative_k_proj.count, dtype=torch.int32)
         for layer in layers:
             own, part = layer.self_attn, layer.conv
             self._feed(program, hidden, inner, layer.feed_forward1, norm_of(layer.norm_feed_forward1))
             program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm_of(layer.norm_self_att))
-            program.attend_all(split, attended, _by_distance(own, of))
+            program.attend_all(split, attended, _by_distance(own, of, window=self.window, ahead=0))
             program.linear(attended, hidden, own.o_proj.panels(), Ending.ADD)
             widen, narrow = part.pointwise_conv1.linear.panels(), part.pointwise_conv2.linear.panels()
             norm, sigmoid = norm_of(layer.norm_conv), ACTIVATIONS["sigmoid"]
             program.linear(hidden, gated, widen, Ending.GATED_BY, norm=norm, activation=sigmoid)
-            taps, shift = _folded(part.depthwise_conv, part.norm)
-            program.convolve(gated, convolved, taps, shift, before=part.padding, activation=activation)
+            self._convolve(program, gated, convolved, part)
             program.linear(convolved, hidden, narrow, Ending.ADD)
             self._feed(program, hidden, inner, layer.feed_forward2, norm_of(layer.norm_feed_forward2))
             if layer is not layers[-1]:
                 program.norm(hidden, hidden, norm_of(layer.norm_out))
         program.norm(hidden, last, norm_of(layers[-1].norm_out), wanted=True)
         return program
+
+    @property
+    def window(self) -> int:
+        """The `Attention.window` of the layers."""
+        return 0
+
+    def _begun(self) -> Program:
+        """Returns a program without operations."""
+        return Program()
+
+    def _convolve(self, program: Program, source: int, to: int, part: Any) -> None:
+        """Adds the convolution of each channel, its norm and its activation."""
+        taps, shift = _folded(part.depthwise_conv, part.norm)
+        activation = ACTIVATIONS[self.activation]
+        program.convolve(source, to, taps, shift, before=part.padding, activation=activation)
 
     def _feed(self, program: Program, hidden: int, inner: int, feed: Any, norm: Normed) -> None:
         """Adds half of a feed-forward part."""
@@ -277,11 +352,68 @@ class ConformerEncoder(SpeechEncoder):
         }
 
 
+@define(eq=False)
+class Tails:
+    """The ends of the inputs of convolutions over spectra, after a part of an audio."""
+
+    ends: dict[str, Tensor] = field(factory=dict, repr=False)
+
+    def update(self, hidden: Tensor, key: str, convolution: Any) -> Tensor:
+        """Returns ``hidden`` [1, channels, hops, bands] after the end of the part before, or after silence."""
+        silence = hidden.new_zeros(*hidden.shape[:2], convolution.left_pad_init, hidden.shape[3])
+        joined = torch.cat((self.ends.get(key, silence), hidden), 2)
+        self.ends[key] = joined[:, :, joined.shape[2] - convolution.left_pad :].clone()
+        return joined
+
+
+@frozen(eq=False)
+class StreamingConformerEncoder(ConformerEncoder):
+    """Nemotron's, whose rows see their block and some blocks before. It hears on where it was: the state of an audio
+    has keys and values of the blocks before, and the inputs of the convolutions."""
+
+    @property
+    def block(self) -> int:
+        """The number of rows of a block."""
+        return int(self.module.config.default_num_lookahead_tokens) + 1
+
+    @property
+    def window(self) -> int:
+        return int(self.module.config.sliding_window - 1) // self.block * self.block + 1
+
+    def _begun(self) -> Program:
+        return Program(kept=max(self.window, self.module.config.conv_kernel_size) - 1, block=self.block)
+
+    def _convolve(self, program: Program, source: int, to: int, part: Any) -> None:
+        own = part.depthwise_conv
+        taps, shift = plain(own.weight[:, 0].T), torch.zeros(own.out_channels, dtype=torch.float32)
+        shift = shift if own.bias is None else plain(own.bias)
+        program.convolve(source, to, taps, shift, before=own.left_pad, activation=None)
+        program.norm(to, to, norm_of(part.norm), activation=ACTIVATIONS[self.activation])
+
+    def embed(self, payload: Payload, stem: Stem) -> Tensor:
+        features = payload["input_features"]
+        return stem(self._convolved(features[: int(payload["attention_mask"].sum())], None))
+
+    def hear_on(self, features: Tensor, tails: Tails, stem: Stem) -> Tensor:
+        """Returns what `embed` returns, for whole blocks of an audio after the part with these ``tails``."""
+        return stem(self._convolved(features, tails))
+
+    def _convolved(self, features: Tensor, tails: Tails | None) -> Tensor:
+        own = self.module.subsampling
+        hidden: Tensor = own.act_fn(own.conv_in(features[None, None], padding_cache=tails))
+        for layer in own.layers:
+            hidden = own.act_fn(layer(hidden, None, padding_cache=tails)[0])
+        return hidden[0].transpose(0, 1).flatten(1)
+
+    def clip(self, rows: int) -> Payload:
+        return {**ConformerEncoder.clip(self, rows), "num_lookahead_tokens": torch.tensor(self.block - 1)}
+
+
 def _attention(own: Any, **others: Any) -> Attention:
     return Attention.plain(own.q_proj.out_features // own.head_dim, own.head_dim, float(own.scaling), **others)
 
 
-def _by_distance(own: Any, of: Tensor) -> Attention:
+def _by_distance(own: Any, of: Tensor, **others: Any) -> Attention:
     """Returns attention in which each distance has a vector. A score has the product of a query and that vector, and
     the product of a number for each head and the vector."""
     vectors = own.relative_k_proj.vectors  # [heads, panels, size, 32]
@@ -289,7 +421,7 @@ def _by_distance(own: Any, of: Tensor) -> Attention:
     keys = Panels(heads * panels * PANEL, size, vectors.view(heads * panels, size, PANEL), None)
     numbers = torch.einsum("hs,hpsi->hpi", own.bias_v, vectors).flatten(1)[:, : len(of)] * own.scaling
     places = Places(of=of, keys=keys, queries=None)
-    return _attention(own, distances=plain(numbers), places=places)
+    return _attention(own, distances=plain(numbers), places=places, **others)
 
 
 def _folded(convolution: Any, norm: Any) -> tuple[Tensor, Tensor]:
@@ -302,5 +434,7 @@ def _folded(convolution: Any, norm: Any) -> tuple[Tensor, Tensor]:
 
 _KINDS: dict[str, Callable[[Any], SpeechEncoder]] = {
     "MoonshineEncoderLayer": MoonshineEncoder,
+    "MoonshineStreamingEncoderLayer": StreamingMoonshineEncoder,
     "ParakeetEncoderBlock": ConformerEncoder,
+    "NemotronAsrStreamingEncoderBlock": StreamingConformerEncoder,
 }

@@ -102,7 +102,7 @@ def test_moonshine_streaming_goes_on_from_an_output_that_is_resident(opens, fold
     audio = np.random.default_rng(2).standard_normal(max(steps)).astype(np.float32)
     embedder = executor._open.parts.model.module.get_encoder().embedder
     heard = []
-    embedder.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape[1]))
+    embedder.linear.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape[-2]))
     known = ""
     for size in steps:
         item = description.preparer.prepare((), audio=[audio[:size]]).items[0]

@@ -7,6 +7,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from triolet.models.architectures.crossed_family import MoonshineStreaming
+from triolet.models.memory.encoder_states import MOST_STATES, EncoderStates
 from triolet.models.memory.rows import Rows
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
@@ -52,6 +55,33 @@ CONFIGS: dict[str, Any] = {
     "parakeet, scaled, without biases": transformers.ParakeetEncoderConfig(
         **PARAKEET, scale_input=True, attention_bias=False, convolution_bias=False
     ),
+    "nemotron": transformers.NemotronAsrStreamingEncoderConfig(
+        **PARAKEET, sliding_window=14, default_num_lookahead_tokens=3
+    ),
+    "nemotron, one by one, without biases": transformers.NemotronAsrStreamingEncoderConfig(
+        **PARAKEET,
+        sliding_window=71,
+        default_num_lookahead_tokens=0,
+        scale_input=True,
+        attention_bias=False,
+        convolution_bias=False,
+    ),
+    "moonshine streaming": transformers.MoonshineStreamingConfig(
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_key_value_heads=4,
+        head_dim=12,
+        intermediate_size=96,
+        num_attention_heads=4,
+        encoder_config={
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "sliding_windows": ((16, 4), (16, 1), (16, 0), (7, 60)),
+        },
+    ),
     "moonshine, turned in part": transformers.MoonshineConfig(
         **MOONSHINE,
         attention_bias=True,
@@ -65,14 +95,15 @@ def module(name: str) -> Any:
     """The encoder of a model with random weights."""
     torch.manual_seed(5)
     config = CONFIGS[name]
-    made = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    plain = "sdpa" if name.startswith("nemotron") else "eager"  # which Nemotron gives masks of another kind
+    made = transformers.AutoModel.from_config(config, attn_implementation=plain).eval()
     with torch.inference_mode():
         for parameter in made.parameters():
             parameter.mul_(3.0).add_(0.02)  # biases and gains are zero and one
         for key, buffer in made.named_buffers():
             if "running" in key:
                 buffer.add_(torch.rand(buffer.shape))
-    return made.get_encoder() if "moonshine" in name else made
+    return made.get_encoder() if name.startswith("moonshine") else made
 
 
 def known(module: Any) -> SpeechEncoder:
@@ -91,11 +122,21 @@ def clip(name: str, rows: int) -> Payload:
     }
 
 
+def computed(module: Any, name: str, rows: int) -> Tensor:
+    """The hidden states of a clip, by the module itself."""
+    inputs = {key: one[None] if one.dim() else int(one) for key, one in clip(name, rows).items()}
+    with torch.inference_mode():
+        if name == "moonshine streaming":  # which leaves its windows out if it gets no mask
+            model = SimpleNamespace(get_encoder=lambda: module, parameters=module.parameters)
+            (found,) = MoonshineStreaming().encode(model, [clip(name, rows)])
+            return found
+        found: Tensor = module(**inputs).last_hidden_state[0]
+    return found
+
+
 @functools.cache
 def expected_of(name: str, rows: int) -> Tensor:
-    with torch.inference_mode():
-        found = module(name)(**{key: one[None] for key, one in clip(name, rows).items()})
-    return found.last_hidden_state[0]
+    return computed(module(name), name, rows)
 
 
 Encode = Callable[[Sequence[int]], list[Tensor]]
@@ -128,7 +169,7 @@ def encoding(name: str, *, int8: bool = False, level: int = 0, threads: int = 2,
 @pytest.mark.parametrize("level", [1, 3, 4])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
-    lengths = (1, 33, 150, 7)
+    lengths = (4, 33, 150, 7)
     with encoding(name, level=level) as encode:
         for rows, found in zip(lengths, encode(lengths), strict=True):
             expected = expected_of(name, rows)
@@ -165,14 +206,24 @@ def test_a_clip_has_the_same_bits_beside_others(
 def test_a_packed_module_computes_what_it_did(name: str) -> None:
     packed = copy.deepcopy(module(name))
     known(packed).pack(MOST)
-    with torch.inference_mode():
-        found = packed(**{key: one[None] for key, one in clip(name, 40).items()}).last_hidden_state[0]
+    found = computed(packed, name, 40)
     expected = expected_of(name, 40)
     torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-@pytest.mark.parametrize("name", ["moonshine", "cohere_asr", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "moonshine",
+        "moonshine_streaming",
+        "cohere_asr",
+        "parakeet_ctc",
+        "parakeet_rnnt",
+        "parakeet_tdt",
+        "nemotron3_5_asr",
+    ],
+)
 def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name: str, quantization: Any) -> None:
     """By the library, with what int8 rounds."""
     executor, description = opens(folder(name), small_config(quantization=quantization))
@@ -180,7 +231,7 @@ def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name
     jobs = [description.preparer.prepare((), audio=[sound]).items[0] for sound in sounds]
     executor.encode(tuple(jobs))
     parts = executor._open.parts
-    items = parts.network.items if name in {"moonshine", "cohere_asr"} else parts.network.encoder
+    items = getattr(parts.network, "items", None) or parts.network.encoder
     assert items.native is not None
     for job in jobs:
         executor.encode((evolve(job, key="alone"),))
@@ -191,6 +242,65 @@ def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name
         apart = float((found - expected).abs().max() / expected.abs().max())
         assert apart < (1e-4 if quantization is None else 0.1)
         executor.free(("alone",))
+
+
+def heard(executor: Any, speech: Any, sounds: Sequence[Any], cuts: Sequence[int]) -> list[Tensor]:
+    """The frames of live audios whose pieces are encoded together: one call for all of them, up to each of ``cuts``."""
+    found: list[list[Tensor]] = [[] for _ in sounds]
+    before: list[Any] = [None] * len(sounds)
+    for cut in cuts:
+        before = [
+            speech.hear_on(sound[:cut], one, None, last=cut == cuts[-1])
+            for sound, one in zip(sounds, before, strict=True)
+        ]
+        jobs = tuple(one.item for one in before)
+        executor.encode(jobs)
+        for frames, job in zip(found, jobs, strict=True):
+            frames.append(executor._open.outputs.get(job.key))
+        executor.free(tuple(job.key for job in jobs))
+    return list(map(torch.cat, found))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("name", ["nemotron_asr_streaming", "nemotron3_5_asr"])
+def test_sixteen_live_audios_are_encoded_together_and_each_frame_once(
+    opens: Any, folder: Any, name: str, quantization: Any, monkeypatch: Any
+) -> None:
+    executor, description = opens(folder(name), small_config(quantization=quantization))
+    calls: list[list[int]] = []
+    step = Runner.step
+
+    def counted(runner: Runner, fed: Any, rows: Rows, **options: Any) -> Tensor:
+        if runner.kept:
+            calls.append([count for count, *_ in rows.chunks])
+        return step(runner, fed, rows, **options)
+
+    monkeypatch.setattr(Runner, "step", counted)
+    draw = torch.Generator().manual_seed(3)
+    sounds = [torch.randn(40_000, generator=draw).mul(0.3).numpy() for _ in range(MOST_STATES)]
+    together = heard(executor, description.speech, sounds, (8_000, 21_000, 40_000))
+    assert [len(call) for call in calls] == [MOST_STATES] * 3
+    assert sum(map(sum, calls)) == sum(map(len, together))
+    (alone,) = heard(executor, description.speech, sounds[3:4], (8_000, 21_000, 40_000))
+    assert torch.equal(alone, together[3])
+    (item,) = description.preparer.prepare((), audio=[sounds[5]]).items
+    parts = executor._open.parts
+    with torch.inference_mode():
+        (expected,) = parts.network.family.encode(parts.model.module, [item.payload])
+    apart = (together[5][: len(expected) - 4] - expected[:-4]).abs().max()  # the last block sees the silence behind it
+    assert float(apart / expected.abs().max()) < (1e-4 if quantization is None else 0.1)
+
+
+def test_an_audio_whose_state_is_lost_is_heard_from_its_beginning(opens: Any, folder: Any, monkeypatch: Any) -> None:
+    """Even one of more rows than a call has."""
+    executor, description = opens(folder("nemotron_asr_streaming"))
+    sound = torch.randn(320_000, generator=torch.Generator().manual_seed(4)).mul(0.3).numpy()
+    cuts = (8_000, 100_000, 200_000, 320_000)
+    assert executor._open.parts.network.encoder.native.rows < 200
+    (expected,) = heard(executor, description.speech, [sound], cuts)
+    monkeypatch.setattr(EncoderStates, "take", lambda *_: {})
+    (found,) = heard(executor, description.speech, [sound], cuts)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
