@@ -22,6 +22,7 @@ class Place:
     symbols: int = 0  # the emissions at this frame
     label: int = -1  # the one read last; -1: none
     emitted: tuple[int, int] | None = None  # the frames ``[first, stop)`` of the last emission; None: nothing is left
+    known: int = 0  # the tokens that the prediction network has read before the sequence began
     searched: bool = True  # whether the emission after the last token was searched for
 
     @property

@@ -28,6 +28,7 @@ from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
 from ..native.speech_encoders import CONFORMERS
 from ..native.speech_encoders import MODEL_TYPES as SPEECH_TYPES
+from ..networks.frame_network import AHEAD
 from .blueprint import NATIVE_ROWS, Blueprint
 from .crossed_blueprint import CrossedBlueprint
 from .frame_blueprint import FrameBlueprint
@@ -58,6 +59,7 @@ _OF_SPEECH = re.compile(  # what is packed of encoders of speech; pre_encode is 
     r"encoder\.(conv[23]|embedder\.conv[12]|subsampling\.linear|pre_encode\.out|layers\.[0-9]+\.(?!conv\.depthwise).*)"
     r"\.weight$"
 )
+_OF_TRANSDUCERS = re.compile(r"^(decoder\.(embedding|decoder_projector)|joint\.head)\.weight$|^decoder\.lstm\.weight_")
 _STEMS = ("encoder.conv2.weight", "embedder.conv1.weight", "subsampling.linear.weight", "pre_encode.out.weight")
 _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
 _PROJECTED = ("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight")  # torch reads these as they are
@@ -99,7 +101,7 @@ def estimate_context(
         by_owner={
             "weights": weights,
             "native": native_bytes(blueprint, stored),
-            "self_kv": (budget.pages + 1) * sizes.page,
+            "self_kv": (budget.pages + 1 + getattr(blueprint, "texts", 0)) * sizes.page,
             "cross_kv": budget.slots * sizes.slot,
             "encoder_outputs": config.encoder_cache_bytes if encodes(blueprint) else 0,
             "encoder_states": blueprint.state_bytes,
@@ -143,7 +145,10 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     """
     threads = blueprint.config.threads or torch.get_num_threads()
     if not may_be_native(blueprint):
-        return _clip_bytes(blueprint, stored, threads) if _hears(blueprint) else 0
+        found = _clip_bytes(blueprint, stored, threads) if _hears(blueprint) else 0
+        width, rows = blueprint.decoder.hidden, AHEAD * blueprint.chosen.pages
+        read = any(_is_of_transducer(blueprint, name) for name in stored)
+        return found + read * (4 * width * (7 * rows + threads * 64) + _ROOM)
     shape, found = blueprint.checkpoint.shape, 0
     if _reads_texts(blueprint):
         return _text_bytes(blueprint, stored, threads)
@@ -205,6 +210,12 @@ def _hears(blueprint: AnyBlueprint) -> bool:
     return known and not wide and Blueprint.not_native(blueprint) is None
 
 
+def _is_of_transducer(blueprint: AnyBlueprint, name: str) -> bool:
+    """True for matrices of prediction and joint networks that the native library computes."""
+    known = isinstance(blueprint, FrameBlueprint) and Blueprint.not_native(blueprint) is None
+    return known and _OF_TRANSDUCERS.search(name) is not None
+
+
 def _is_of_speech(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if the tensor is a matrix of an encoder of speech that the native library computes."""
     return len(stored.shape) > 1 and _hears(blueprint) and _OF_SPEECH.search(name) is not None
@@ -260,7 +271,8 @@ def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterato
 
 def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     count, width = prod(stored.shape), blueprint.dtype.itemsize
-    if (may_be_native(blueprint) or _hears(blueprint)) and _is_packed(blueprint, name, stored):
+    native = may_be_native(blueprint) or _hears(blueprint) or _is_of_transducer(blueprint, name)
+    if native and _is_packed(blueprint, name, stored):
         return _packed_bytes(blueprint, name, stored)
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
@@ -272,7 +284,7 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
 def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if the tensor is a matrix with which the native library multiplies."""
     if isinstance(blueprint, FrameBlueprint) or _is_of_speech(blueprint, name, stored):
-        return _is_of_speech(blueprint, name, stored)
+        return _is_of_speech(blueprint, name, stored) or _is_of_transducer(blueprint, name)
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name or _is_table(name):
         return False
     if _reads_texts(blueprint):
@@ -303,7 +315,7 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if quantization applies to the tensor: a linear layer's matrix or a token embedding, in the part that
     decodes."""
-    if _is_of_speech(blueprint, name, stored):
+    if _is_of_speech(blueprint, name, stored) or _is_of_transducer(blueprint, name):
         return True
     if len(stored.shape) != 2 or not name.endswith(".weight"):
         return False

@@ -14,11 +14,12 @@ from ..checkpoints.loading import load_module
 from ..linear.modules import quantize_modules
 from ..memory.budget import KVSizes
 from ..memory.encoder_states import MOST_STATES, EncoderStates
-from ..memory.frame_states import FrameSlots, FrameStates
-from ..networks.frame_network import FrameNetwork
+from ..memory.frame_states import MOST_TEXTS, FrameSlots, FrameStates
+from ..native.transducers import pack_transducer, transducer_program, unknown_transducer
+from ..networks.frame_network import AHEAD, FrameNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from .blueprint import ModuleBlueprint, Own, Parts
+from .blueprint import Blueprint, ModuleBlueprint, Own, Parts
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,6 +44,11 @@ class FrameBlueprint(ModuleBlueprint):
     def state_bytes(self) -> int:
         return MOST_STATES * self.checkpoint.family.state_bytes(self.checkpoint.config, self.dtype)
 
+    @property
+    def texts(self) -> int:
+        """The most texts that may go on with another piece of audio."""
+        return MOST_TEXTS if self.checkpoint.family.causal else 0
+
     def read(self) -> nn.Module:
         module = load_module(self.checkpoint.family.loader, self.checkpoint.folder, self.dtype)
         for part in module.modules():
@@ -62,6 +68,12 @@ class FrameBlueprint(ModuleBlueprint):
             encoder.pack(self.checkpoint.shape.embeddings, int8=int8)
         elif int8:
             quantize_modules(module, self.checkpoint.family.encoder(module))
+        if self.unknown_transducer(module) is None:
+            pack_transducer(module, int8=int8)
+
+    def unknown_transducer(self, module: Any) -> str | None:
+        """The reason why the native library does not compute the prediction network; ``None``: it does."""
+        return Blueprint.not_native(self) or unknown_transducer(module)
 
     def take(self, own: Own, model: Any) -> Parts:
         family, shape = self.checkpoint.family, self.checkpoint.shape
@@ -78,6 +90,7 @@ class FrameBlueprint(ModuleBlueprint):
             width=shape.head_dim,
             dtype=self.dtype,
             device=self.device,
+            texts=self.texts,
         )
         slots = FrameSlots.allocate(
             slots=self.chosen.slots,
@@ -101,8 +114,13 @@ class FrameBlueprint(ModuleBlueprint):
 
     def hasten(self, network: Network, own: Own) -> Network:
         assert isinstance(network, FrameNetwork), "the network of `take`"
-        self.log_way(self.not_native())
-        return evolve(network, encoder=self.hasten_items(network.encoder, own))
+        module, encoder = network.model.module, self.hasten_items(network.encoder, own)
+        why_not = self.unknown_transducer(module)
+        self.log_way(why_not)
+        if why_not is not None:
+            return evolve(network, encoder=encoder)
+        runner = self.open_runner(transducer_program(module), rows=AHEAD * self.chosen.pages)
+        return evolve(network, encoder=encoder, reader=own("native", runner))
 
     def prove(self, network: Network) -> None:
         assert isinstance(network, FrameNetwork), "the network of `take`"

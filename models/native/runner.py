@@ -226,6 +226,23 @@ class Runner:
                 found[place] = answer
         return found
 
+    def read(self, frames: Tensor, tokens: Sequence[int], rows: Rows, *, scores: bool) -> Tensor:
+        """Runs a step of a program of transducers, in one call.
+
+        Args:
+            frames: float32 [rows, width], which are overwritten.
+            tokens: the tokens of all rows, of which the wanted ones are fed; empty: none is.
+            scores: scores are asked for.
+
+        Returns:
+            The scores of all rows, float32 [rows, outputs].
+        """
+        found = torch.empty(len(frames), self._program.widths[-1], dtype=_FLOATS)
+        self._buffers[0].data = _floats(frames, len(rows.positions) * self._program.widths[0])
+        self._buffers[len(self._program.widths) - 1].data = _floats(found)
+        self._run(rows, StepPart.WHOLE if scores else StepPart.HEADLESS, tokens)
+        return found
+
     def head(self, hidden: Tensor) -> Tensor:
         """Computes logits [rows, vocabulary] from last hidden states, float32 [rows, hidden]."""
         program = self._program

@@ -17,8 +17,11 @@ import triolet
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
 from triolet.api.live.options import read_live_options
+from triolet.api.live.streamed_session import StreamReader
 from triolet.models.architectures.streamed_encoder import Chunks, Pieces, hear_on
 from triolet.models.blueprints.estimate import estimate
+from triolet.models.memory.rows import Rows
+from triolet.models.native.runner import Runner
 
 from .speech import PaperVoice
 from .test_frames import Reference
@@ -37,12 +40,14 @@ def reference(request: Any, frame_references: Any) -> Reference:
     return frame_references(request.param)
 
 
-async def live(engine: Any, samples: Samples, size: int, rate: int = RATE) -> tuple[list[triolet.LiveText], int]:
+async def live(
+    engine: Any, samples: Samples, size: int, rate: int = RATE, name: str = "live"
+) -> tuple[list[triolet.LiveText], int]:
     """The updates of a session that is fed ``samples`` in chunks of ``size``, and the most bytes of encoder states."""
     run = partial(engine._reached()._engine._run_together, priority=0, wait=True)
     found, held = [], 0
     options = read_live_options({"step": 0.2, "rate": rate})
-    async with open_live(options, engine.model, run, request_id="live", detector=PaperVoice()) as session:
+    async with open_live(options, engine.model, run, request_id=name, detector=PaperVoice()) as session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_feed, session, samples, size)
             async for update in session:
@@ -89,6 +94,57 @@ async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, si
     assert {update.stable for update in updates} == {"".join(word.text for word in update.words) for update in updates}
     times = [time for update in updates for word in update.words for time in (word.start, word.end)]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+async def test_sixteen_sessions_hear_each_frame_and_read_each_token_once(
+    frame_references: Any, monkeypatch: Any, quantization: Any
+) -> None:
+    """And each gets what it gets alone, however its utterance grows."""
+    frames, fed = list[int](), list[int]()
+    texts: list[tuple[int, ...]] = []
+    step, read, take = Runner.step, Runner.read, StreamReader._take
+
+    def stepped(runner: Runner, rows: Any, of: Rows, **options: Any) -> torch.Tensor:
+        if runner.kept:
+            frames.extend(count for count, *_ in of.chunks)
+        return step(runner, rows, of, **options)
+
+    def was_read(runner: Runner, rows: Any, tokens: Any, of: Rows, *, scores: bool) -> torch.Tensor:
+        fed.extend(tokens[row] for row in of.wanted)
+        return read(runner, rows, tokens, of, scores=scores)
+
+    def written(reader: StreamReader, **options: Any) -> Any:
+        if options["ends"]:
+            texts.append(reader._written)
+        return take(reader, **options)
+
+    folder, sounds = frame_references("nemotron_asr_streaming").folder, [noise(2.5, seed) for seed in range(16)]
+    found: dict[int, list[Any]] = {}
+
+    async def talk(engine: Any, number: int) -> None:
+        updates, _ = await live(engine, sounds[number], 8_000, name=f"live {number}")
+        found[number] = [(word.text, word.start, word.end) for one in updates for word in one.words]
+
+    config = triolet.EngineConfig(device="cpu", dtype="float32", quantization=quantization)
+    async with triolet.Engine(folder, config=config) as engine:
+        await talk(engine, 7)
+    alone = found[7]
+    monkeypatch.setattr(Runner, "step", stepped)
+    monkeypatch.setattr(Runner, "read", was_read)
+    monkeypatch.setattr(StreamReader, "_take", written)
+    async with triolet.Engine(folder, config=config) as engine:
+        async with trio.open_nursery() as nursery:
+            for number in range(len(sounds)):
+                nursery.start_soon(talk, engine, number)
+        blank, chunks = engine.model.eos_token_ids[0], engine.model.preparer.pieces.chunks
+        whole = sum(chunks.frames(len(filled(engine, sound)) // 160) for sound in sounds)
+    assert sum(frames) == whole
+    assert found[7] == alone
+    read_once = sorted(token for text in texts for token in text)
+    assert sorted(token for token in fed if token != blank) == read_once  # a step that is sent ahead reads a blank
+    assert len(read_once) > 3 * len(sounds)
+    assert len(set(map(tuple, found.values()))) > len(sounds) / 2, "they prove too little"
 
 
 @pytest.mark.parametrize("positions", [2, 12])
