@@ -67,6 +67,7 @@ static inline bool is_sound(const Model& m) {
         if (!within(number, 1, MOST)) return false;
     for (int number : {m.turns_count, m.layers, m.pages, m.kv_width, m.slots, m.embeddings, m.state, m.kept, m.kept_rows})
         if (!within(number, 0, MOST)) return false;
+    if (m.pages && !m.keys_values) return false;  // pages may be copied, whatever the operations are
     if (!within(m.threads, 1, MOST_THREADS) || !within(m.kv_format, FLOAT32, BFLOAT16)) return false;
     for (int i = 0; i < m.buffer_count; i++)
         if (!within(m.buffers[i].width, 0, MOST)) return false;
