@@ -72,6 +72,7 @@ struct Made {
     int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size, kv_format;
     bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all of their sequence
     bool stated;                    // and are fed part by part: they see some blocks before their own
+    bool recurrent;                 // neither of both, and each row has the state after the one before
     int block = 1, kept = 0, state = 0;
     const uint8_t* cross = nullptr;
     std::vector<float> slots;       // what they hold
@@ -176,6 +177,7 @@ struct Made {
     Made(uint32_t seed, int extra) : draw{std::mt19937(seed)}, extra(extra) {
         most_format = draw.of({BFLOAT16, INT8}), kv_format = draw.of({FLOAT32, FLOAT16, BFLOAT16});
         paged = !draw.one_in(3), joined = !paged && !draw.one_in(3), stated = joined && draw.one_in(2);
+        recurrent = !paged && !joined && draw.one_in(2);
         const int before = stated ? draw.upto(0, 3) : 0;  // blocks
         if (stated) block = draw.of({1, 3, 14}), kept = std::max(8, before * block);
         kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
@@ -183,7 +185,6 @@ struct Made {
         const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
         const int wide = buffer((heads + 2 * kv_heads) * size), attended = buffer(narrow), queries = buffer(narrow);
         const int inner = buffer(draw.upto(1, 150)), added = buffer(widths[hidden]), last = buffer(widths[hidden]);
-        const int logits = buffer(draw.one_in(8) ? 1500 : draw.upto(1, 130));
         turns = {arena.take<float>(POSITIONS * half + 1), arena.take<float>(POSITIONS * half + 1), POSITIONS, half};
         for (int i = 0; i < POSITIONS * half; i++) {
             const double angle = i / half * pow(1e4, -(double)(i % half) / half);
@@ -255,9 +256,20 @@ struct Made {
             linear(inner, behind ? added : hidden, behind ? STORE : draw.of({ADD, ADD_ACTIVATED}), false);
             if (behind) norm(add(NORM_ADD, added, hidden));
         }
+        if (recurrent) {
+            const int count = draw.of({1, 7, 40}), gates = buffer(4 * count), made = buffer(count), again = buffer(count);
+            state = 2 * count + 3;
+            linear(hidden, gates, STORE, true);
+            for (Kind kind : {LSTM, RECALL}) {
+                Operation& o = add(kind, gates, kind == LSTM ? made : again);
+                o.size = count, o.place = 2;
+            }
+            linear(made, hidden, ADD, false), linear(again, hidden, ADD, false);
+        }
         Operation& final = add(NORM, hidden, last);
         norm(final);
         final.wanted = 1;
+        const int logits = buffer(draw.one_in(8) ? 1500 : draw.upto(1, 130));
         linear(last, logits, capped ? CAPPED : STORE, false).wanted = 2;
     }
 

@@ -164,6 +164,8 @@ inline bool is_chosen(const Draw& d, const float* logits, int count) {
 inline double off(const Made& made, const Sequence& one, const std::vector<float>& found) {
     std::vector<Row> kept[LAYERS];  // keys and values of each position
     std::vector<std::vector<Row>> rows(one.length);
+    std::vector<Row> hidden(one.length);
+    Row cell;
     double worst = 0;
     for (int position = 0; position < one.length; position++) {
         for (int width : made.widths) rows[position].emplace_back(width);
@@ -245,6 +247,14 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             }
             to[c] = o.ending == ACTIVATED ? activated(sum, o.activation) : sum;
         }
+        if (o.kind == LSTM) cell.resize(o.size);
+        for (int i = 0; o.kind == LSTM && i < o.size; i++) {
+            const auto gate = [&](int which) { return activated(x[which * o.size + i], SIGMOID); };
+            cell[i] = gate(1) * cell[i] + gate(0) * tanh(x[2 * o.size + i]);
+            to[i] = gate(3) * tanh(cell[i]);
+        }
+        if (o.kind == LSTM) hidden[position] = to;
+        if (o.kind == RECALL) to = hidden[position];
         for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
             const size_t each = (size_t)made.embeddings * made.cross_size, all = SLOTS * o.kv_heads * each;
             const float* keys = made.slots.data() + 2 * o.layer * all + (one.slot * o.kv_heads + h / group) * each;

@@ -113,8 +113,9 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
             if (room <= 0 || draw.one_in(3) || (made.joined && !made.stated && room < all[i].length)) continue;
             int rows = made.joined && !made.stated ? room : draw.one_in(3) ? 1 : draw.upto(1, room);
             if (made.stated && at[i] + rows < all[i].length) rows = rows / made.block * made.block;
+            if (made.recurrent) rows = 1;
             if (!rows) continue;
-            const int length = made.stated ? std::min(at[i], made.kept) : all[i].embeddings;
+            const int length = made.state ? std::min(at[i], made.kept) : all[i].embeddings;
             plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, length});
             plan.states.push_back(states[i].data());
             const auto page = pages[i].begin();
@@ -233,7 +234,7 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
     const int chunks = draw.upto(1, std::min(8, m.most_rows));
     for (int c = 0; c < chunks; c++) {
         const int rows = draw.upto(1, m.most_rows / chunks), first = draw.of({0, 5, POSITIONS - rows});
-        const int slot = draw.upto(0, SLOTS - 1), length = made.stated ? draw.upto(0, m.kept) : draw.upto(1, m.embeddings);
+        const int slot = draw.upto(0, SLOTS - 1), length = made.state ? draw.upto(0, m.kept) : draw.upto(1, m.embeddings);
         plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), slot, length});
         for (int i = 0; i < rows; i++) plan.positions.push_back(first + i);
         for (int i = 0; m.pages && i <= (first + rows - 1) / m.page_size; i++)
@@ -322,7 +323,7 @@ int broken_models(uint32_t seed, int count) {
     for (int i = 0; i < count; i++) {
         Opened opened(made, draw.of({1, 5, 50}), 7, 20);
         Model& m = opened.model;
-        const int kind = draw.upto(NORM, KEEP), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        const int kind = draw.upto(NORM, LSTM), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
         Operation* found = &opened.operations[place];
         for (Operation& one : opened.operations)
             if (one.kind == kind && draw.one_in(2)) found = &one;
