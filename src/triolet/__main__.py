@@ -1,6 +1,9 @@
 """The ``triolet`` command, also as ``python -m triolet``. A ^C during its imports ends it like any other ^C."""
 
+import atexit
+import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 _INTERRUPTED = 130
@@ -21,5 +24,23 @@ def main() -> NoReturn:
         sys.exit(_INTERRUPTED)
 
 
+def run() -> NoReturn:
+    """Runs the command, and ends the process before the interpreter ends, but behind all other functions of the exit.
+    Python up to 3.13 throws the thread of a load that was cut short out of its call, and C++ answers with SIGABRT."""
+    status = 1  # of an error that nobody catches
+
+    def leave() -> None:
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or it cannot be written
+            sys.stdout.flush()
+        os._exit(status)
+
+    atexit.register(leave)  # the first one that is registered runs last
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+        raise
+
+
 if __name__ == "__main__":
-    main()
+    run()

@@ -215,6 +215,42 @@ def test_interrupting_while_it_still_imports_leaves_no_traceback() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "[]\n", "")
 
 
+@pytest.mark.real_time
+def test_a_load_that_still_computes_does_not_change_how_the_command_ends() -> None:
+    """A thread that is given up computes by torch while the process ends, which ended with SIGABRT: "terminate called
+    without an active exception". Functions of the exit run before."""
+    code = """
+        import atexit
+        import threading
+
+        import torch
+        from triolet import __main__
+
+        def load():
+            while True:
+                numbers.clone()
+
+        def main():
+            threading.Thread(target=load, daemon=True).start()
+            atexit.register(print, "the exit", end="")
+            triolet()
+
+        numbers = torch.ones(1_000_000)
+        torch.set_num_threads(1)
+        triolet, __main__.main = __main__.main, main
+        __main__.run()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), "serve", "demo", "--port", "many"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "the exit")
+    assert done.stderr.endswith("'many' is not a valid integer.\n")
+
+
 def test_other_errors_in_groups_are_not_swallowed() -> None:
     """A bug keeps its traceback."""
     with pytest.raises(BaseExceptionGroup):
