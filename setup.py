@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -16,6 +17,11 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
 X86 = {"level3": ["-march=x86-64-v3"], "level4": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"]}
+
+
+def made_of() -> int:
+    """The checksum of the library's sources, by which `Library.load` knows whether they have changed since."""
+    return crc32(b"".join(path.read_bytes() for path in sorted(Path("native").glob("*.[ch]*"))))
 
 
 def levels(machine: str) -> dict[str, list[str]]:
@@ -32,7 +38,9 @@ class Build(build_ext):
     def build_extension(self, ext: Any) -> None:
         plain, computing = ext.sources
         compiler: Any = self.compiler
-        objects = compiler.compile([plain], output_dir=self.build_temp, extra_postargs=FLAGS)
+        objects = compiler.compile(
+            [plain], output_dir=self.build_temp, macros=[("MADE_OF", f"{made_of()}u")], extra_postargs=FLAGS
+        )
         for level, flags in levels(platform.machine()).items():
             objects += compiler.compile(
                 [computing],

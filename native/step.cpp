@@ -11,6 +11,9 @@
 #include <thread>
 #include <unistd.h>
 #include <vector>
+#ifndef MADE_OF  // by setup.py alone
+#define MADE_OF 0
+#endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -294,6 +297,8 @@ size_t triolet_room(const Model* model) {
     lay_out(engine, room);
     return room.used;
 }
+
+uint32_t triolet_made_of() { return MADE_OF; }
 
 int32_t triolet_level() {
 #if defined(__x86_64__)

@@ -151,6 +151,7 @@ size_t triolet_room(const Model*);  // bytes, by 64; 0: an operation would leave
 void* triolet_open(const Model*, int32_t level);  // null: the same, or there are no threads
 void triolet_close(void*);
 int32_t triolet_step(void*, const Step*);
+uint32_t triolet_made_of();  // the checksum of the sources
 int32_t triolet_level();  // the best one of this processor: 1, 3 or 4, as of x86-64, 4 with products of bytes (VNNI)
 }
 #pragma GCC visibility pop

@@ -21,7 +21,7 @@ from attrs import asdict, frozen
 
 from ...core import log_lines
 from ...core.config import EngineConfig
-from ...core.errors import TrioletError
+from ...core.errors import EngineError, TrioletError
 from ...core.log_lines import one_line
 from .models import MODELS_OPTION
 from .pages import HelpPage
@@ -222,7 +222,6 @@ def _machine(cpu: Processor) -> Iterator[Finding]:
     from ...actors.switch_interval import SHORT
     from ...models.machine.devices import computes_in_bfloat16
     from ...models.machine.host import INSTRUCTIONS, cpu_flags, memory_limit, read_file
-    from ...models.native.library import Library
 
     cuda = torch.version.cuda
     driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
@@ -250,11 +249,7 @@ def _machine(cpu: Processor) -> Iterator[Finding]:
     yield judged("waiting", f"{setting or 'threads spin'}, {reason}", (spins, "slow", passive))
     switching = f"{sys.getswitchinterval() * 1e3:g} ms; while an engine works at most {SHORT * 1e3:g} ms"
     yield Finding("switching", "ok", f"{switching}, unless switch_interval='kept'")
-    library = Library.load()
-    level = None if library is None else {3: "AVX2", 4: "AVX-512"}.get(library.level, "no instruction set of its own")
-    compiler = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
-    native = "missing: models on the CPU use torch's operations" if level is None else f"present, with {level}"
-    yield judged("native", native, (level is None, "slow", compiler))
+    yield _native()
     limit = memory_limit(read_file)
     bound = "" if limit is None or limit >= cpu.memory else f", {gibibytes(limit)} by the cgroup"
     left = "" if cpu.available is None else f", {gibibytes(cpu.available)} available"
@@ -270,6 +265,20 @@ def _machine(cpu: Processor) -> Iterator[Finding]:
         f"{able}; torch uses {capability}, {'with' if computes_in_bfloat16() else 'without'} products in bfloat16",
         (unused, "slow", f"torch uses no vectors here: {vectors}"),
     )
+
+
+def _native() -> Finding:
+    from ...models.native.library import Library
+
+    try:
+        library = Library.load()
+    except EngineError as error:
+        told, _, todo = str(error).partition("; ")
+        return Finding("native", "wrong", told, todo)
+    level = None if library is None else {3: "AVX2", 4: "AVX-512"}.get(library.level, "no instruction set of its own")
+    compiler = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
+    native = "missing: models on the CPU use torch's operations" if level is None else f"present, with {level}"
+    return judged("native", native, (level is None, "slow", compiler))
 
 
 def _audio() -> Finding:

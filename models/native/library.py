@@ -8,7 +8,9 @@ from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_size_
 from enum import IntEnum
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from attrs import define, field
 
@@ -153,7 +155,11 @@ class Library:
     @staticmethod
     def load() -> Library | None:
         """Returns the library of this process. ``None``: the package was installed without a compiler, or the library
-        cannot be loaded."""
+        cannot be loaded.
+
+        Raises:
+            EngineError: the library was compiled from other sources than those in the checkout of the package.
+        """
         return _loaded()
 
     @property
@@ -204,9 +210,22 @@ def _loaded() -> Library | None:
     except OSError as error:  # built for another machine or another C library
         logging.getLogger("triolet").warning("the native library cannot be loaded: %s; install triolet again", error)
         return None
+    _check_sources(calls, Path(__file__).parents[2] / "native")
     calls.triolet_room.argtypes, calls.triolet_room.restype = [POINTER(ModelData)], c_size_t
     calls.triolet_open.argtypes, calls.triolet_open.restype = [POINTER(ModelData), c_int32], c_void_p
     calls.triolet_close.argtypes, calls.triolet_close.restype = [c_void_p], None
     calls.triolet_step.argtypes, calls.triolet_step.restype = [c_void_p, POINTER(StepData)], c_int32
     calls.triolet_level.argtypes, calls.triolet_level.restype = [], c_int32
     return Library(calls)
+
+
+def _check_sources(calls: ctypes.CDLL, folder: Path) -> None:
+    """Refuses a library of other sources than those in ``folder``, where only a checkout has some: after a pull, it
+    might read structs of today as those of yesterday."""
+    sources = sorted(folder.glob("*.[ch]*"))
+    told = getattr(calls, "triolet_made_of", None)  # older ones do not tell
+    if sources and (told is None or told() & 0xFFFFFFFF != crc32(b"".join(path.read_bytes() for path in sources))):
+        raise EngineError(
+            f"the native library was compiled from other sources than those in {folder}; compile it anew: "
+            f"pip install --no-deps --editable {folder.parent}"
+        )

@@ -22,7 +22,7 @@ import triolet.demo
 from triolet.api.command_line import doctor
 from triolet.api.command_line.doctor import Device, Finding, Processor
 from triolet.core.config import EngineConfig
-from triolet.core.errors import CheckpointError, UnsupportedAudio
+from triolet.core.errors import CheckpointError, EngineError, UnsupportedAudio
 from triolet.models.machine import host
 from triolet.models.machine.host import Cores
 from triolet.models.machine.openmp import WaitPolicy
@@ -50,7 +50,12 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, Any]) -> di
     """The findings by name, of a machine that is well but for ``changes``."""
     known: dict[str, Any] = {"cuda": None, "sees": False, "driver": None, "level": 3, "limit": None}
     known |= {"flags": X86, "vectors": "AVX512", "interval": 0.005, "devices": [Device("cpu", "a CPU", True)]} | changes
-    library = None if known["level"] is None else SimpleNamespace(level=known["level"])
+
+    def library() -> Any:
+        if isinstance(known["level"], Exception):
+            raise known["level"]
+        return None if known["level"] is None else SimpleNamespace(level=known["level"])
+
     for owner, name, value in (
         (torch.version, "cuda", known["cuda"]),
         (torch.cuda, "is_available", lambda: known["sees"]),
@@ -58,7 +63,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, Any]) -> di
         (doctor.shutil, "which", lambda _: known["driver"]),
         (doctor, "find_devices", lambda _: known["devices"]),
         (doctor.sys, "getswitchinterval", lambda: known["interval"]),
-        (Library, "load", lambda: library),
+        (Library, "load", library),
         (host, "memory_limit", lambda _: known["limit"]),
         (host, "cpu_flags", lambda _: known["flags"]),
     ):
@@ -90,6 +95,7 @@ NVIDIA = {"driver": "/bin/nvidia-smi"}
         ({}, "switching", "ok", ""),
         ({}, "native", "ok", ""),
         ({"level": None}, "native", "slow", "install a C++ compiler"),
+        ({"level": EngineError("of other sources; compile it anew")}, "native", "wrong", "compile it anew"),
         ({}, "memory", "ok", ""),
         ({"available": None, "limit": 16 * GIB}, "memory", "ok", ""),
         ({"available": GIB // 2}, "memory", "wrong", "end other programs, or raise the container's limit"),

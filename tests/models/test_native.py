@@ -4,10 +4,14 @@ sequence was cut into chunks, wherever its pages lie, and however many threads c
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import random
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +55,7 @@ from triolet.core.errors import EngineError
 from triolet.models.linear.modules import exactly, quantize_modules
 from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import CausalDecoder
-from triolet.models.native.library import Library
+from triolet.models.native.library import Library, _check_sources
 from triolet.models.native.panels import GROUP, Panels, in_groups
 from triolet.models.native.parts import PackedLinear
 from triolet.models.native.runner import Runner
@@ -402,6 +406,21 @@ def test_a_plan_that_is_none_is_refused(rows: Rows) -> None:
         with pytest.raises(EngineError, match="the native library refuses a step"):
             one.runner.step(inputs, rows)
         torch.testing.assert_close(one.pages, before, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
+    """After a pull in a checkout. An installed package has no sources beside it; an older library does not tell."""
+    calls, sources = ctypes.CDLL(loaded()._calls._name), tmp_path / "native"
+    _check_sources(calls, sources)
+    shutil.copytree(Path(__file__).parents[2] / "native", sources)
+    _check_sources(calls, sources)
+    told = f"other sources than those in {sources}; compile it anew: pip install --no-deps --editable {tmp_path}"
+    with pytest.raises(EngineError, match=re.escape(told)):
+        _check_sources(ctypes.CDLL(None), sources)
+    with (sources / "step.h").open("a") as header:
+        header.write("\n")
+    with pytest.raises(EngineError, match=re.escape(told)):
+        _check_sources(calls, sources)
 
 
 def test_a_program_that_would_leave_its_buffers_does_not_open() -> None:
