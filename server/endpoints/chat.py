@@ -157,7 +157,7 @@ class _ChunkWriter:
         if self._body.return_token_ids and delta.token_ids:
             more["token_ids"] = list(delta.token_ids)
         parts = parts_of(reader, delta.text, last=delta.finish_reason is not None)
-        for part in parts or [bodies.MessageDelta()] * bool(more):
+        for part in [part for part in parts if part.model_fields_set] or [bodies.MessageDelta()] * bool(more):
             await self._tell(index, part, **more)
             more = {}
         if delta.finish_reason is not None:

@@ -121,8 +121,8 @@ class _ItemWriter:
         for part in parts:
             if part.content is not None:
                 yield from self._add_text(part.content, self._logprobs_of(part.content if called else None))
+            called = called or part.content is None
             for call in part.tool_calls or ():
-                called = True
                 yield from self._add_call(call)
         if parts:
             self._held.clear()

@@ -101,20 +101,22 @@ class CallReader:
     called: bool = field(default=False, init=False)
 
     def feed(self, text: str, *, last: bool) -> list[chat.MessageDelta]:
-        """Returns what ``text`` adds to the message. Calls after the first are left out where the client wants one."""
+        """Returns what ``text`` adds to the message. Where the client wants one call, those after it are left out: an
+        empty delta stands for what was there."""
         parts = [*self._reader.feed(text), *(self._reader.end() if last else ())]
         if last:
             dropped = 0 if self._parallel else max(self._reader.calls - 1, 0)
             for name, count in (("unread_calls", self._reader.unread), ("dropped_calls", dropped)):
                 if count:
                     self._told[name] = self._told.get(name, 0) + count  # of all answers
-        wanted = (one for one in parts if self._parallel or isinstance(one, ContentPiece) or not one.index)
-        return [self._delta(part) for part in wanted]
+        return [self._delta(part) for part in parts]
 
     def _delta(self, part: ToolPart) -> chat.MessageDelta:
         match part:
             case ContentPiece(text):
                 return chat.MessageDelta(content=text)
+            case CallBegin(index) | ArgumentsPiece(index) if index and not self._parallel:
+                return chat.MessageDelta()
             case CallBegin(index, name):
                 self.called = True
                 begun = chat.FunctionDelta(name=name, arguments="")

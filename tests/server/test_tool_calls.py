@@ -103,6 +103,19 @@ def deltas(tokens: Sequence[int] = TOKENS) -> list[Delta]:
     return [*found, Delta(text="", token_ids=(), finish_reason=FinishReason.STOP, usage=usage)]
 
 
+async def test_a_call_that_is_left_out_is_no_event_of_a_stream() -> None:
+    events = list[Any]()
+
+    async def write(event: Any) -> None:
+        events.append(event.choices[0].delta)
+
+    writer = chat._ChunkWriter(ChatRequest(**BODY), SimpleNamespace(write=write), tools(parallel=False))
+    for delta in deltas():
+        await writer.add(ENGINE, 0, delta)
+    told = [event.content if event.tool_calls is None else event.tool_calls[0].index for event in events]
+    assert told == ["", "a", 0, 0, "  b", None], "the begin, a text, a call and its arguments, a text, the end"
+
+
 async def test_each_token_beside_a_call_has_its_log_probability_once() -> None:
     """Those of the call itself, too, as in the whole answer."""
     body, events = ChatRequest(**BODY, logprobs=True), list[Any]()
@@ -125,11 +138,16 @@ async def test_each_token_beside_a_call_has_its_log_probability_once() -> None:
     assert [one.logprob for one in told] == list(whole.logprobs)
 
 
-@pytest.mark.parametrize("calls", [CALLS, LONG], ids=["short", "long"])
-def test_a_text_behind_a_call_has_the_log_probabilities_of_its_own_tokens(calls: str) -> None:
-    """A long call is read late, together with the text behind it."""
+@pytest.mark.parametrize(
+    ("calls", "parallel"),
+    [(CALLS, True), (LONG, True), (CALLS, False), (CALLS + LONG, False)],
+    ids=["short", "long", "left out", "long and left out"],
+)
+def test_a_text_behind_a_call_has_the_log_probabilities_of_its_own_tokens(calls: str, parallel: bool) -> None:
+    """A long call is read late, together with the text behind it, and one that is left out as others are."""
     body = ResponsesRequest(model="m", input="a", include=["message.output_text.logprobs"])
-    writer, tokens = responses._ItemWriter(body, tools().reader()), SimTokenizer().encode(f"a {calls} b")
+    writer = responses._ItemWriter(body, tools(parallel=parallel).reader())
+    tokens = SimTokenizer().encode(f"a {calls} b")
     for delta in deltas(tokens):
         list(writer.add(ENGINE, delta))
     first, *_, last = writer.answer.output
