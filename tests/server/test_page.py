@@ -303,6 +303,57 @@ def test_what_was_said_and_transcribed_stays_over_a_reload_until_it_is_cleared(p
     expect(page.locator("#chat-log .message, #speech-list li")).to_have_count(0)
 
 
+def test_a_question_is_there_after_a_reload_while_its_answer_is_written(opened: Opened, service: Served) -> None:
+    """Its answer is called off. It can be asked again, behind what was said before."""
+    with opened(service.url) as page:
+        page.select_option("#chat-model", "llama")
+        page.fill("#chat-tokens", "6")
+        page.fill("#chat-text", "Hello")
+        page.keyboard.press("Enter")
+        expect(page.locator("#chat-log .note")).to_have_count(1)
+        page.route("**/v1/chat/completions", lambda _: None)  # the answer is to come
+        page.fill("#chat-text", "And again")
+        with page.expect_request("**/v1/chat/completions"):
+            page.keyboard.press("Enter")
+        page.reload()
+        expect(page.locator("#chat-text")).to_have_value("And again")
+        expect(page.locator("#chat-log .message")).to_have_count(2)
+        page.unroute("**/v1/chat/completions")
+        page.select_option("#chat-model", "llama")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.click("#chat-send")
+        assert [one["role"] for one in json.loads(asked.value.post_data)["messages"]] == ["user", "assistant", "user"]
+        expect(page.locator("#chat-log .note")).to_have_count(2)
+
+
+FILL = """() => {
+  let [text, size] = ["", 2 ** 22];
+  while (size > 300) {
+    try {
+      sessionStorage.setItem("rest", text + "a".repeat(size));
+      text += "a".repeat(size);
+    } catch {
+      size /= 2;
+    }
+  }
+  sessionStorage.setItem("rest", text.slice(300));
+}"""
+"""Leaves room for a few hundred characters, of the five million that a browser keeps for a tab."""
+
+
+def test_what_is_too_much_for_the_browser_costs_the_oldest(opened: Opened, service: Served) -> None:
+    """All of the conversation was gone after a reload."""
+    with answered(opened, service, "half of") as page:
+        for count, question in enumerate(("first " * 100, "second" * 100), 1):
+            page.fill("#chat-text", question)
+            page.click("#chat-send")
+            expect(page.locator("#chat-log .note")).to_have_count(count)
+            page.evaluate(FILL)
+        page.reload()
+        expect(page.locator("#chat-log .note")).to_have_count(1)
+        expect(page.locator("#chat-log .user .text")).to_have_text("second" * 100)
+
+
 def test_an_answer_that_is_cut_off_has_no_count(opened: Opened, service: Served) -> None:
     with answered(opened, service, "half of") as page:
         page.click("#chat-send")

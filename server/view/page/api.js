@@ -44,14 +44,15 @@ export const askJson = (path, body, { headers = {}, ...rest } = {}) =>
     ...rest,
   });
 
-/** Keeps something of this tab, over a reload too, until the tab is closed. What is too much for the browser (images of
- * a conversation) is not kept, nor is a part of it. */
-export function keep(place, value) {
+/** Keeps a list of this tab, over a reload too, until the tab is closed. Of what is too much for the browser (images of
+ * a conversation) the oldest is not kept, as many values `together`. */
+export function keep(place, values, together = 1) {
   try {
-    sessionStorage.setItem(place, JSON.stringify(value));
+    sessionStorage.setItem(place, JSON.stringify(values));
   } catch (error) {
     if (error.name !== "QuotaExceededError") throw error;
-    sessionStorage.removeItem(place);
+    if (values.length) keep(place, values.slice(together), together);
+    else sessionStorage.removeItem(place);
   }
 }
 

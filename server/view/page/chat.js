@@ -43,7 +43,13 @@ export class Chat {
     this.file.addEventListener("change", () => this.#addAll([...this.file.files]));
     takeDrops(byId("chat"), (files) => this.#addAll(files));
     stayAtEnd(this.log);
+    const isUnanswered = this.messages.at(-1)?.role === "user"; // the page was loaded anew while the answer was written
+    if (isUnanswered) this.#putBack(this.messages.pop());
     for (const one of this.messages) this.#recall(one);
+  }
+
+  #keep() {
+    keep(CHAT_PLACE, this.messages, 2); // a question and its answer
   }
 
   #recall(message) {
@@ -61,7 +67,8 @@ export class Chat {
   }
 
   #begin() {
-    keep(CHAT_PLACE, (this.messages = []));
+    this.messages = [];
+    this.#keep();
     this.log.replaceChildren();
     this.#setImages([]);
     tellProblem(this.problem, null);
@@ -113,13 +120,14 @@ export class Chat {
     const images = this.added;
     const [question, model] = [{ role: "user", text, images }, this.model.value];
     this.messages.push(question);
+    this.#keep();
     this.#say(question);
     this.text.value = "";
     this.#setImages([]);
     tellProblem(this.problem, null);
     const answer = { role: "assistant", model };
     const isAnswered = await this.#answer(question, answer, new Answer(this.#say(answer), this.log));
-    if (isAnswered) keep(CHAT_PLACE, this.messages);
+    if (isAnswered) this.#keep();
     else this.#takeBack(question);
   }
 
@@ -155,10 +163,14 @@ export class Chat {
   }
 
   /** A question without an answer can be asked again. */
-  #takeBack({ text, images }) {
+  #takeBack(question) {
     this.messages.pop();
     this.log.lastElementChild.remove();
     this.log.lastElementChild.remove();
+    this.#putBack(question);
+  }
+
+  #putBack({ text, images }) {
     this.text.value ||= text;
     if (!this.added.length) this.#setImages(images);
   }
