@@ -37,26 +37,20 @@ class TransformerModel:
         module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in _tensors(self.module)})
         assert module is not None, "the model is released"
         moved: dict[int, Tensor] = {}  # by the identity of the original: modules may share a tensor
-        for each in module.modules():
-            holders: tuple[dict[str, Any], ...] = (each._parameters, each._buffers, vars(each))
-            for held in holders:
-                for key, value in list(held.items()):
-                    if isinstance(value, Tensor):
-                        if id(value) not in moved:
-                            moved[id(value)] = _moved(value, device, copied=copied)
-                        held[key] = moved[id(value)]
+        for held, key, value in _places(module):
+            if id(value) not in moved:
+                moved[id(value)] = _moved(value, device, copied=copied)
+            held[key] = moved[id(value)]
         return TransformerModel(module)
 
     def gather(self) -> None:
         """Moves the matrices that are on the CPU into memory of large pages, about `_CHUNK` bytes at a time: most are
         smaller than a large page. Tensors that modules share stay shared; those below `_LEAST` bytes are not moved."""
-        places: dict[int, list[tuple[dict[str, Any], str]]] = {}
-        for each in self.module.modules():
-            for held in (each._parameters, each._buffers, vars(each)):
-                for name, value in held.items():
-                    if isinstance(value, Tensor) and value.device.type == "cpu" and value.nbytes >= _LEAST:
-                        places.setdefault(id(value), []).append((held, name))
-        waiting, size = list[list[tuple[dict[str, Any], str]]](), 0
+        places: dict[int, list[tuple[Any, Any]]] = {}
+        for held, key, value in _places(self.module):
+            if value.device.type == "cpu" and value.nbytes >= _LEAST:
+                places.setdefault(id(value), []).append((held, key))
+        waiting, size = list[list[tuple[Any, Any]]](), 0
         for number, place in enumerate(places.values(), 1):
             waiting.append(place)
             size += _rounded(place[0][0][place[0][1]].nbytes)
@@ -76,6 +70,7 @@ class TransformerModel:
         for each in () if module is None else list(module.modules()):
             each._parameters.clear()
             each._buffers.clear()
+            vars(each).pop("_flat_weights", None)
             for name in [name for name, value in vars(each).items() if isinstance(value, Tensor)]:
                 delattr(each, name)
 
@@ -98,15 +93,21 @@ def forwards(instead: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterato
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     """Yields parameters, buffers, and tensors that are neither. A tensor that modules share is yielded several
     times."""
+    return (tensor for _, _, tensor in _places(module))
+
+
+def _places(module: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
+    """Yields what holds each tensor of a module, its key there, and the tensor."""
     for each in module.modules():
-        for held in (each._parameters, each._buffers, vars(each)):
-            for value in held.values():
+        listed = vars(each).get("_flat_weights", [])  # the parameters of an LSTM, once more
+        for held in (each._parameters, each._buffers, vars(each), listed):
+            for key, value in list(enumerate(held) if isinstance(held, list) else held.items()):
                 if isinstance(value, Tensor):
-                    yield value
+                    yield held, key, value
 
 
-def _move(places: list[list[tuple[dict[str, Any], str]]], room: Tensor) -> None:
-    """Moves tensors into ``room``, one after the other. Each has at least one place: what holds it, and its name
+def _move(places: list[list[tuple[Any, Any]]], room: Tensor) -> None:
+    """Moves tensors into ``room``, one after the other. Each has at least one place: what holds it, and its key
     there."""
     used = 0
     for place in places:
@@ -114,8 +115,8 @@ def _move(places: list[list[tuple[dict[str, Any], str]]], room: Tensor) -> None:
         new = room[used : used + old.nbytes].view(old.dtype).view(old.shape).copy_(old.detach())
         if isinstance(old, nn.Parameter):
             new = nn.Parameter(new, requires_grad=False)
-        for held, name in place:
-            held[name] = new
+        for held, key in place:
+            held[key] = new
         used += _rounded(old.nbytes)
 
 

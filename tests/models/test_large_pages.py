@@ -21,7 +21,7 @@ from triolet.models.native.library import Library
 
 def made(seed: int) -> nn.Module:
     """A module of matrices of several sizes and dtypes: one in two places, one that is not contiguous, one of no parts,
-    and one that is neither parameter nor buffer."""
+    one that is neither parameter nor buffer, and those of an LSTM, which lists its parameters once more."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     module = nn.Sequential(*(nn.Linear(draw.randrange(1, 200), draw.randrange(1, 200)) for _ in range(6)))
@@ -30,6 +30,7 @@ def made(seed: int) -> nn.Module:
     module.register_buffer("packed", torch.randint(0, 255, (draw.randrange(1, 90), 3, 1_152), dtype=torch.uint8))
     module.register_buffer("turned", torch.rand(70, 90).T)
     module.register_buffer("empty", torch.empty(0))
+    module.add_module("recurrent", nn.LSTM(30, 40))
     module.plain = torch.rand(60, 70, dtype=torch.float64)
     return module
 
@@ -70,7 +71,8 @@ def test_the_matrices_of_an_opened_model_lie_side_by_side(
 def test_a_released_model_keeps_no_chunk() -> None:
     model = TransformerModel(made(0))
     model.gather()
-    chunk = StorageWeakRef(model.module.packed.untyped_storage())
+    module = model.module  # as in a cycle, which lives on until a collection
+    chunk = StorageWeakRef(module.packed.untyped_storage())
     model.release()
     assert chunk.expired()
 
