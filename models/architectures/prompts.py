@@ -124,15 +124,16 @@ class TextPreparer:
     """Prompts of models that read text alone."""
 
     tokenizer: Any
+    types: int = 0  # of tokens, which an encoder has; 0: it reads none
     media: frozenset[str] = frozenset()
     needs_prompt: bool = True
     chat_template: str | None = field(default=None, repr=False)  # a chat template that overrides the tokenizer's own
     forms: ClassVar[tuple[Form, ...]] = TEXTS
 
     @classmethod
-    def of(cls, tokenizer: Any) -> TextPreparer:
+    def of(cls, tokenizer: Any, types: int = 0) -> TextPreparer:
         """Makes the preparer for a transformers tokenizer."""
-        return cls(tokenizer=settled(tokenizer))
+        return cls(tokenizer=settled(tokenizer), types=types)
 
     @property
     def converses(self) -> bool:
@@ -165,11 +166,20 @@ class TextPreparer:
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
         """Returns the tokens of two texts, the same as ``tokenizer(first, second)``, and the index of the first token
         of type 1.
+
+        Raises:
+            InvalidRequest: the model has no type 1.
         """
         check_characters(first)
         check_characters(second)
         encoded = self.tokenizer(first, second, verbose=False)
         types = encoded.get("token_type_ids") or []
+        if 1 in types and self.types == 1:
+            raise InvalidRequest(
+                "the tokenizer gives the second text of a pair the type 1, and the model has type 0 alone "
+                "(type_vocab_size=1); allowed: a tokenizer without token_type_ids in model_input_names of its "
+                "tokenizer_config.json"
+            )
         return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
 
     @property

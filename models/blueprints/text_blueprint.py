@@ -190,7 +190,7 @@ class TextBlueprint(ModuleBlueprint):
     def _preparer(self) -> TextPreparer:
         checkpoint = self.checkpoint
         if checkpoint.family is None:
-            return TextPreparer.of(checkpoint.tokenizer)
+            return TextPreparer.of(checkpoint.tokenizer, getattr(checkpoint.config, "type_vocab_size", 0))
         preparer = checkpoint.family.preparer(
             checkpoint.folder,
             checkpoint.tokenizer,

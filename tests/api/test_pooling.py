@@ -73,11 +73,12 @@ async def test_classes_are_the_softmax_of_transformers_scores(family: str, tmp_p
         np.testing.assert_allclose(list(classes.values()), expected.numpy(), atol=1e-5)
 
 
-async def test_a_rerankers_score_reads_both_texts_and_knows_which_is_which(tmp_path: Path) -> None:
-    folder = make_checkpoint("bert_classifier", tmp_path)
+def reranker(folder: Path, **changes: Any) -> Any:
+    """The model of a checkpoint that is written to ``folder``; its tokenizer gives the second text type 1."""
+    make_checkpoint("bert_classifier", folder)
     labels = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     load = transformers.AutoModelForSequenceClassification.from_pretrained
-    module = load(folder, **labels, ignore_mismatched_sizes=True).eval()
+    module = load(folder, **labels, **changes, ignore_mismatched_sizes=True).eval()
     torch.manual_seed(0)
     torch.nn.init.normal_(module.classifier.weight, std=0.5)
     torch.nn.init.normal_(module.bert.embeddings.token_type_embeddings.weight, std=0.5)
@@ -85,6 +86,21 @@ async def test_a_rerankers_score_reads_both_texts_and_knows_which_is_which(tmp_p
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return module
+
+
+async def test_a_pair_for_a_model_of_one_type_is_refused(tmp_path: Path) -> None:
+    """Its second text was out of range, in a step that was tried six times."""
+    reranker(tmp_path, type_vocab_size=1)
+    async with triolet.Engine(tmp_path, config=CONFIG) as engine:
+        with pytest.raises(triolet.InvalidRequest, match=r"the type 1, and the model has type 0 alone .*; allowed"):
+            await engine.score("the cat", TEXTS)
+        assert engine.statistics().requests.steps == 0
+        assert await engine.classify(["the cat"]) == ({"LABEL_0": 1.0},)
+
+
+async def test_a_rerankers_score_reads_both_texts_and_knows_which_is_which(tmp_path: Path) -> None:
+    module, folder = reranker(tmp_path), tmp_path
     async with triolet.Engine(folder, config=CONFIG) as engine:
         got = await engine.score("the cat", TEXTS)
     inputs = [tokens(folder, "the cat", text) for text in TEXTS]
