@@ -113,6 +113,8 @@ def _move(places: list[list[tuple[Any, Any]]], room: Tensor) -> None:
     for place in places:
         old = place[0][0][place[0][1]]
         new = room[used : used + old.nbytes].view(old.dtype).view(old.shape).copy_(old.detach())
+        if old.is_contiguous():  # strides of dimensions of size 1 count for nobody but torch, as those of channels_last
+            new = new.as_strided(old.shape, old.stride())
         if isinstance(old, nn.Parameter):
             new = nn.Parameter(new, requires_grad=False)
         for held, key in place:

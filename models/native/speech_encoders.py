@@ -261,6 +261,11 @@ class ConformerEncoder(SpeechEncoder):
         return SpeechEncoder.unknown(self)
 
     def pack_rest(self, positions: int, *, int8: bool) -> None:
+        last = torch.channels_last  # in which torch's convolutions of channels are twice as fast
+        for layer in self.module.subsampling.layers:
+            if isinstance(layer, nn.Conv2d):
+                weight = torch.empty_like(layer.weight, memory_format=last).copy_(layer.weight.detach())
+                layer.weight = nn.Parameter(weight, requires_grad=False)
         config = self.module.config  # torch computes a row that is masked, too
         shape = 1, min(positions + 1, config.max_position_embeddings), config.hidden_size
         rows = torch.empty(shape, dtype=torch.float32)
@@ -282,14 +287,9 @@ class ConformerEncoder(SpeechEncoder):
         features = payload["input_features"]
         if "attention_mask" in payload:
             features = features[: int(payload["attention_mask"].sum())]
-        last = torch.channels_last  # in which torch's convolutions of channels are twice as fast
         hidden = features[None, None]
         for layer in self.module.subsampling.layers:
-            if not isinstance(layer, nn.Conv2d):
-                hidden = layer(hidden)
-                continue
-            weight = torch.empty_like(layer.weight, memory_format=last).copy_(layer.weight)
-            hidden = layer._conv_forward(hidden, weight, layer.bias)
+            hidden = layer(hidden)
         return stem(hidden[0].transpose(0, 1).flatten(1))
 
     def stem_program(self) -> Program:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from triolet.models.architectures.crossed_family import MoonshineStreaming
 from triolet.models.memory.encoder_states import MOST_STATES, EncoderStates
+from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.rows import Rows
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
@@ -200,6 +201,18 @@ def test_a_clip_has_the_same_bits_beside_others(
     with encoding(name, level=level, int8=int8, threads=threads, rows=rows) as together:
         for one, found in zip(expected, together(lengths), strict=True):
             assert torch.equal(one, found)
+
+
+def test_convolutions_over_spectra_have_their_fast_order_from_the_start() -> None:
+    """Also in large pages. They were copied for each clip."""
+    encoder = known(copy.deepcopy(module("parakeet")))
+    encoder.pack(MOST)
+    model = TransformerModel(encoder.module).to(torch.device("cpu"), copied=True)
+    model.gather()
+    weights = [layer.weight for layer in model.module.subsampling.layers if isinstance(layer, torch.nn.Conv2d)]
+    assert len(weights) > 1
+    for weight in weights:
+        assert weight.stride() == torch.empty_like(weight, memory_format=torch.channels_last).stride()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
