@@ -42,7 +42,7 @@ const seen = { role: "user", content: [shown, { type: "text", text: "What does <
 const allowed = { mode: "required", tools: [{ type: "function", function: { name: "ship" } }] };
 
 // Each request: what sends it, and what holds for its answer (a text: what was heard; true: the answer is not empty), or
-// the member for which it is refused.
+// what the refusal says.
 const openaiNode = {
   "vtt, language is None": [() => hear({ response_format: "vtt", language: "None" }), (got) => got.replace(/.*-->.*|WEBVTT/g, "")],
   "a transcription of half a file": [() => hear({ name: "cut.wav" }), (got) => got.warnings.length && got.text.length > 20],
@@ -50,8 +50,8 @@ const openaiNode = {
     () => client.audio.translations.create({ ...audio(), response_format: "verbose_json" }),
     (got) => got.text,
   ],
-  "a streamed srt": [() => hear({ stream: true, response_format: "srt" }), "stream"],
-  "a language that there is not": [() => hear({ language: "klingon" }), "language"],
+  "a streamed srt": [() => hear({ stream: true, response_format: "srt" }), "response_format srt; allowed: json, text and diarized_json"],
+  "a language that there is not": [() => hear({ language: "klingon" }), "language='klingon' is not a language of Whisper; allowed: a code (en) or an English name (english)"],
   "an answer parsed by zod": [
     () => client.chat.completions.parse({ ...greedy, messages: door, response_format: zodResponseFormat(paint, "paint") }),
     (got) => paint.parse(got.choices[0].message.parsed),
@@ -73,8 +73,8 @@ const openaiNode = {
     (got) => /(sky|blue)$/.test(got.message.content) && got.finish_reason === "stop",
   ],
   "an image, and a text about <image>": [() => chat({ model: "vision", messages: [seen], max_tokens: 8 }), (got) => Boolean(got.finish_reason)],
-  "a choice of texts, by vLLM's older name": [() => chat({ guided_choice: ["yes", "no"] }), "guided_choice"],
-  "functions, the older name of tools": [() => chat({ functions }), "functions"],
+  "a choice of texts, by vLLM's older name": [() => chat({ guided_choice: ["yes", "no"] }), "guided_choice is not a member of this request; give structured_outputs"],
+  "functions, the older name of tools": [() => chat({ functions }), "functions is not a member of this request; give tools"],
   "a streamed prompt with logprobs": [
     async () => all(await client.completions.create({ model: "chat", prompt: "Emoji: 😀", max_tokens: 12, temperature: 0, logprobs: 1, stream: true })),
     (got) => {
@@ -127,7 +127,7 @@ const aiSdk = {
       const first = await ai.generateText({ ...asked, model: openai("chat"), messages: sky });
       return ai.generateText({ ...asked, model: openai("chat"), messages: [...sky, ...first.response.messages, ...sky] });
     },
-    "input",
+    "this server stores no items; send the item itself, as OpenAI's clients do with store=false",
   ],
 };
 
@@ -139,8 +139,9 @@ for (const [name, requests] of Object.entries({ "openai (Node.js)": openaiNode, 
       const holds = typeof wanted === "function" && wanted(got);
       Object.assign(told, { right: Boolean(holds), got: JSON.stringify(got) }, typeof holds === "string" ? { text: holds } : {});
     } catch (error) {
-      const member = typeof wanted === "string" ? wanted : null;
-      Object.assign(told, { error: error.message, status: error.status ?? error.statusCode, member });
+      const type = error.type ?? error.data?.error.type; // the AI SDK's
+      const said = { message: error.message, status: error.status ?? error.statusCode ?? null, type };
+      Object.assign(told, { error: said, wanted: typeof wanted === "string" ? wanted : null });
     }
     console.log(JSON.stringify(told));
   }

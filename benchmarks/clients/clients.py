@@ -29,7 +29,7 @@ from pydantic import BaseModel, Field
 from world import Outcome, World, judged, node
 
 Ask = tuple[str, Callable[[], Any], Callable[[Any], object] | str]
-"""A request in words, what sends it, and what holds for the answer, or the member for which it is refused."""
+"""A request in words, what sends it, and what holds for the answer, or what the refusal says."""
 
 SKY: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
 CATS = ["The cat sleeps.", "A kitten naps.", "Taxes are due in May."]
@@ -154,7 +154,7 @@ def openai_python(world: World) -> Iterator[Ask]:
         lambda: chat(
             response_format={"type": "json_schema", "json_schema": {"name": "row", "schema": row, "strict": True}}
         ),
-        "const",
+        "const=9007199254740993; allowed: numbers that a double holds to their last digit",
     )
     yield (
         "a forced call with a set and a path",
@@ -196,7 +196,11 @@ def openai_python(world: World) -> Iterator[Ask]:
         lambda: [one.usage.completion_tokens for one in chat(stream=True, stream_options=usage)],
         lambda got: got == sorted(got) and 0 < got[-1] <= 100,
     )
-    yield "a member that is misspelt", lambda: chat(extra_body={"temprature": 1}), "temprature"
+    yield (
+        "a misspelt member",
+        lambda: chat(extra_body={"temprature": 1}),
+        "temprature is not a member of this request; did you mean temperature?",
+    )
     yield (
         "echo, max_tokens=0 and logprobs",
         lambda: client.completions.create(model="chat", prompt="Hi 😀!", max_tokens=0, echo=True, logprobs=1).choices[
@@ -217,7 +221,7 @@ def openai_python(world: World) -> Iterator[Ask]:
     yield (
         "a response after one that is stored",
         lambda: client.responses.create(model="chat", input="And then?", previous_response_id="resp_1"),
-        "previous_response_id",
+        "previous_response_id: nothing is stored; leave it out, and send the whole conversation as input",
     )
     yield (
         "vectors of 383 dimensions, in base64",
@@ -227,7 +231,7 @@ def openai_python(world: World) -> Iterator[Ask]:
     yield (
         "a vector of token ids, as LangChain's default",
         lambda: client.embeddings.create(model="vectors", input=[[1, 2]]),
-        "input",
+        "token ids, usually of another model's vocabulary; allowed: texts (LangChain sends them with OpenAIEmbeddings(",
     )
 
 
@@ -343,7 +347,7 @@ def pydantic_ai(world: World) -> Iterator[Ask]:
     yield (
         "output by a form, with a set and a path",
         lambda: run(NativeOutput(Ship), "Ship a door").output,
-        "uniqueItems",
+        'it has keywords that cannot be forced: "uniqueItems"; leave them out',
     )
     yield (
         "output by a tool, as a response",

@@ -20,7 +20,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv/bin/python"
-ADVICE = re.compile(r"allowed: |did you mean |\b(give|set|send|leave) |should be ")
 TINY = {"vision": "llava", "ranks": "bert_reranker"}
 MAKE = "import sys; from tiny import make_checkpoint as make; [make(*one.split('=')) for one in sys.argv[1:]]"
 TEMPLATE = """{% if tools %}<|im_start|>system
@@ -123,22 +122,22 @@ def _record(folder: Path, recording: Path) -> None:
 
 
 def judged(client: str, request: str, send: Callable[[], Any], wanted: Callable[[Any], object] | str) -> Outcome:
-    """Sends a request and returns what became of it. ``wanted``: what holds for the answer, or the member for which the
-    request is refused."""
+    """Sends a request. Returns what became of it. ``wanted``: what holds for the answer, or what the refusal says."""
     try:
         got = send()
         right = callable(wanted) and bool(wanted(got))
         return Outcome(client, request, right, "answered" if right else f"WRONG: {got!r}"[:400])
     except Exception as error:  # noqa: BLE001
         body = getattr(error, "body", None)
-        said = body["message"] if isinstance(body, dict) and "message" in body else str(error)
-        return _refused(client, request, getattr(error, "status_code", None), f"{said}", wanted)
+        told = body if isinstance(body, dict) else {"message": str(error)}
+        return _refused(client, request, {**told, "status": getattr(error, "status_code", None)}, wanted)
 
 
-def _refused(client: str, request: str, status: int | None, said: str, wanted: object) -> Outcome:
-    advises = isinstance(wanted, str) and wanted in said and ADVICE.search(said) is not None
-    right = advises and status is not None and 400 <= status < 500
-    return Outcome(client, request, right, f"{'refused' if right else 'FAILED'}: {status} {' '.join(said.split())}")
+def _refused(client: str, request: str, error: dict[str, Any], wanted: object) -> Outcome:
+    """Judges a refusal: it is the caller's fault, in OpenAI's form, and says what to send."""
+    kind, said = (error["status"], error.get("type")), error.get("message") or ""
+    right = kind == (400, "invalid_request_error") and isinstance(wanted, str) and wanted in said
+    return Outcome(client, request, right, f"{'refused' if right else 'FAILED'}: {kind} {' '.join(said.split())}")
 
 
 def node(world: World, packages: str) -> list[Outcome]:
@@ -149,7 +148,7 @@ def node(world: World, packages: str) -> list[Outcome]:
     for one in map(json.loads, ran.stdout.splitlines()):
         about = one["client"], one["request"]
         if "error" in one:
-            found.append(_refused(*about, one.get("status"), one["error"], one.get("member")))
+            found.append(_refused(*about, one["error"], one["wanted"]))
             continue
         right = one["right"] and ("text" not in one or world.heard(one["text"]))
         found.append(Outcome(*about, right, "answered" if right else f"WRONG: {one['got']}"[:400]))
