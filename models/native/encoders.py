@@ -9,8 +9,6 @@ are added to scores by distance. In DeBERTa (He et al. 2021) such a number depen
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +16,10 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional
 
-from .library import ACTIVATIONS, Ending
+from .layers import Layer, Paths
+from .library import ACTIVATIONS
 from .panels import PANEL, Panels
-from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
+from .parts import is_known, norm_of, pack_words, plain, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Places, Program
 
 MODEL_TYPES = frozenset(
@@ -34,98 +33,38 @@ MODEL_TYPES = frozenset(
 _FARTHEST = 128  # from this distance on MPNet adds the same number
 
 
-@frozen(kw_only=True, eq=False)
-class _Layer:
-    """The parts of one layer, independent of their names in transformers.
-
-    Args:
-        matrices: for each packed matrix, a module and the names of its linear layers that the matrix joins. The
-            matrices are: queries, keys and values; outputs of attention; the first and the second of the feed-forward
-            part.
-        norms: the norms of attention and of the feed-forward part. An ``nn.Identity`` is none.
-        ahead: true if norms precede attention and the feed-forward part.
-        window: the number of positions on each side that a row sees, its own included; 0: all.
-        kind: the kind of rotary positions, if there are several.
-    """
-
-    matrices: tuple[tuple[Any, tuple[str, ...]], ...]
-    norms: tuple[Any, Any]
-    gated: bool = False
-    ahead: bool = False
-    window: int = 0
-    kind: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, layer: Any) -> _Layer:
-        return _KINDS[type(layer).__name__](layer)
-
-    @property
-    def linears(self) -> list[Any]:
-        return [getattr(parent, name) for parent, names in self.matrices for name in names]
-
-    def panels(self) -> list[Panels]:
-        """Returns the panels of each matrix. The matrices must be packed."""
-        return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
-
-
-def _of_bert(layer: Any, names: tuple[str, ...] = ("query", "key", "value")) -> _Layer:
-    own, out = layer.attention.self, layer.attention.output
-    first = (own, names), (out, ("dense",))
-    second = (layer.intermediate, ("dense",)), (layer.output, ("dense",))
-    return _Layer(matrices=(*first, *second), norms=(out.LayerNorm, layer.output.LayerNorm))
-
-
-def _of_mpnet(layer: Any) -> _Layer:
-    own, out = layer.attention.attn, layer.output
-    first, second = (own, ("q", "k", "v")), (layer.intermediate, ("dense",))
-    return _Layer(
-        matrices=(first, (own, ("o",)), second, (out, ("dense",))), norms=(layer.attention.LayerNorm, out.LayerNorm)
-    )
-
-
-def _of_distilbert(layer: Any) -> _Layer:
-    own, feed = layer.attention, layer.ffn
-    first = (own, ("q_lin", "k_lin", "v_lin")), (own, ("out_lin",))
-    return _Layer(
-        matrices=(*first, (feed, ("lin1",)), (feed, ("lin2",))), norms=(layer.sa_layer_norm, layer.output_layer_norm)
-    )
-
-
-def _of_nomic(layer: Any) -> _Layer:
-    own, feed = layer.self_attn, layer.mlp
-    first = (own, ("q_proj", "k_proj", "v_proj")), (own, ("o_proj",))
-    return _Layer(
-        matrices=(*first, (feed, ("gate_proj", "up_proj")), (feed, ("down_proj",))),
-        norms=(layer.post_attention_layernorm, layer.post_mlp_layernorm),
-        gated=True,
-    )
-
-
-def _of_modernbert(layer: Any) -> _Layer:
-    own, feed = layer.attn, layer.mlp
-    return _Layer(
-        matrices=((own, ("Wqkv",)), (own, ("Wo",)), (feed, ("Wi",)), (feed, ("Wo",))),
-        norms=(layer.attn_norm, layer.mlp_norm),
-        gated=True,
-        ahead=True,
-        window=own.sliding_window or 0,
-        kind=(layer.attention_type,),
-    )
-
-
-_KINDS: dict[str, Callable[[Any], _Layer]] = {
-    "BertLayer": _of_bert,
-    "RobertaLayer": _of_bert,
-    "XLMRobertaLayer": _of_bert,
-    "CamembertLayer": _of_bert,
-    "ElectraLayer": _of_bert,
-    "TransformerBlock": _of_distilbert,
-    "MPNetLayer": _of_mpnet,
-    "NomicBertLayer": _of_nomic,
-    "GteLayer": _of_nomic,
-    "ModernBertEncoderLayer": _of_modernbert,
-    "DebertaV2Layer": partial(_of_bert, names=("query_proj", "key_proj", "value_proj")),
+_BERT = (
+    *("attention.output.dense", "intermediate.dense", "output.dense"),
+    *("attention.output.LayerNorm", "output.LayerNorm"),
+)
+_NOMIC: Paths = (
+    *("self_attn.q_proj k_proj v_proj", "self_attn.o_proj", "mlp.gate_proj up_proj", "mlp.down_proj"),
+    *("post_attention_layernorm", "post_mlp_layernorm"),
+)
+_AHEAD = "ModernBertEncoderLayer"  # whose norms precede attention and the feed-forward part
+_KINDS: dict[str, Paths] = {
+    **dict.fromkeys(
+        ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "ElectraLayer"),
+        ("attention.self.query key value", *_BERT),
+    ),
+    "DebertaV2Layer": ("attention.self.query_proj key_proj value_proj", *_BERT),
+    "TransformerBlock": (
+        *("attention.q_lin k_lin v_lin", "attention.out_lin", "ffn.lin1", "ffn.lin2"),
+        *("sa_layer_norm", "output_layer_norm"),
+    ),
+    "MPNetLayer": (
+        *("attention.attn.q k v", "attention.attn.o", "intermediate.dense", "output.dense"),
+        *("attention.LayerNorm", "output.LayerNorm"),
+    ),
+    "NomicBertLayer": _NOMIC,
+    "GteLayer": _NOMIC,
+    _AHEAD: ("attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo", "attn_norm", "mlp_norm"),
 }
+
+
+def _parts_of(layer: Any) -> Layer:
+    name = type(layer).__name__
+    return Layer.of(layer, _KINDS[name], ahead=name == _AHEAD)
 
 
 @frozen(eq=False)
@@ -159,7 +98,7 @@ class TextEncoder:
             return "its embeddings are narrower than its layers"
         if getattr(getattr(base, "encoder", None), "conv", None) is not None:
             return "it has a convolution"
-        layers = list(map(_Layer.of, self.layers))
+        layers = list(map(_parts_of, self.layers))
         own = layers[0].matrices[0][0]
         if getattr(own, "relative_attention", False):
             buckets = _buckets(own, config.max_position_embeddings)
@@ -185,8 +124,7 @@ class TextEncoder:
         """Replaces the linear layers and the embedding of the encoder by packed matrices, one after the other: at no
         time is more than one matrix held twice. Heads for classes are not replaced."""
         for layer in self.layers:
-            for parent, names in _Layer.of(layer).matrices:
-                pack_linears(parent, names, int8=int8)
+            _parts_of(layer).pack(int8=int8)
         pack_words(self.module, self.module.get_input_embeddings(), None, int8=int8)
 
     def program(self, positions: int) -> Program:
@@ -195,31 +133,17 @@ class TextEncoder:
         Args:
             positions: the largest number of positions of a text.
         """
-        program, config, layers = Program(), self.base.config, list(map(_Layer.of, self.layers))
-        inputs, out, _, narrow = layers[0].panels()
-        hidden, split = program.buffer(config.hidden_size), program.buffer(inputs.outputs)
-        attended, inner = program.buffer(out.inputs), program.buffer(narrow.inputs)
+        program, config, layers = Program(), self.base.config, list(map(_parts_of, self.layers))
+        buffers = layers[0].buffers(program)
         last, distances = program.buffer(config.hidden_size), self._distances()
-        self._embed(program, hidden, positions)
+        self._embed(program, buffers[0], positions)
         tables = dict[tuple[str, ...], int]()
-        for index, layer in enumerate(layers):
-            inputs, out, widen, narrow = layer.panels()
-            first, second = (None if isinstance(norm, torch.nn.Identity) else norm_of(norm) for norm in layer.norms)
+        activation = ACTIVATIONS[_activation(config)]
+        for layer in layers:
             attention = self._attention(program, tables, layer, positions, distances)
-            ending = Ending.GATED if layer.gated else Ending.ACTIVATED
-            activation = ACTIVATIONS[_activation(config)]
-            program.linear(hidden, split, inputs, Ending.STORE, norm=first if layer.ahead else None)
-            program.attend_all(split, attended, attention)
-            program.linear(attended, hidden, out, Ending.ADD)
-            if first is not None and not layer.ahead:
-                program.norm(hidden, hidden, first)
-            before = second if layer.ahead else None
-            program.linear(hidden, inner, widen, ending, norm=before, activation=activation)
-            program.linear(inner, hidden, narrow, Ending.ADD)
-            if second is not None and not layer.ahead and index < len(layers) - 1:
-                program.norm(hidden, hidden, second)
+            layer.write(program, buffers, attention, activation, last=layer is layers[-1])
         final = self.base.final_norm if layers[-1].ahead else layers[-1].norms[1]
-        program.norm(hidden, last, norm_of(final), wanted=True)
+        program.norm(buffers[0], last, norm_of(final), wanted=True)
         return program
 
     def _embed(self, program: Program, hidden: int, positions: int) -> None:
@@ -244,7 +168,7 @@ class TextEncoder:
         buckets = encoder.relative_position_bucket(torch.arange(-_FARTHEST, _FARTHEST + 1))
         return plain(encoder.relative_attention_bias.weight[buckets].T)
 
-    def _places(self, layer: _Layer, positions: int) -> Places | None:
+    def _places(self, layer: Layer, positions: int) -> Places | None:
         """Returns what a layer of DeBERTa adds to scores, computed from embeddings of distances."""
         encoder: Any = getattr(self.base, "encoder", None)
         own = layer.matrices[0][0]
@@ -266,7 +190,7 @@ class TextEncoder:
         self,
         program: Program,
         tables: dict[tuple[str, ...], int],
-        layer: _Layer,
+        layer: Layer,
         positions: int,
         distances: Tensor | None,
     ) -> Attention:

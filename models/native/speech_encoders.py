@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .layers import MOONSHINE, Layer
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import (
@@ -130,11 +131,7 @@ class MoonshineEncoder(SpeechEncoder):
 
     @property
     def linears(self) -> list[tuple[Any, tuple[str, ...]]]:
-        found: list[tuple[Any, tuple[str, ...]]] = []
-        for layer in self.module.layers:
-            found += [(layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.self_attn, ("o_proj",))]
-            found += [(layer.mlp, ("fc1",)), (layer.mlp, ("fc2",))]
-        return found
+        return [one for layer in self.module.layers for one in Layer.of(layer, MOONSHINE).matrices]
 
     @property
     def activation(self) -> str:
@@ -165,22 +162,15 @@ class MoonshineEncoder(SpeechEncoder):
         return program
 
     def program(self, positions: int) -> Program:
-        program, encoder, first = Program(), self.module, self.module.layers[0]
-        convolution, own = self.convolutions[1].linear.panels(), first.self_attn
-        windows, hidden = program.buffer(convolution.inputs), program.buffer(convolution.outputs)
-        program.linear(windows, hidden, convolution, self.ending, activation=ACTIVATIONS[self.stem_activation])
-        inner = program.buffer(first.mlp.fc1.out_features)
-        split, attended = program.buffer(own.q_proj.panels().outputs), program.buffer(own.o_proj.in_features)
-        activation = ACTIVATIONS[self.activation]
-        for layer, attention in zip(encoder.layers, self._attentions(program, positions), strict=True):
-            own, feed = layer.self_attn, layer.mlp
-            norm, second = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
-            program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm)
-            program.attend_all(split, attended, attention)
-            program.linear(attended, hidden, own.o_proj.panels(), Ending.ADD)
-            program.linear(hidden, inner, feed.fc1.panels(), Ending.ACTIVATED, norm=second, activation=activation)
-            program.linear(inner, hidden, feed.fc2.panels(), Ending.ADD)
-        program.norm(hidden, program.buffer(convolution.outputs), norm_of(self.norm), wanted=True)
+        program, encoder = Program(), self.module
+        layers = [Layer.of(layer, MOONSHINE, ahead=True) for layer in encoder.layers]
+        convolution = self.convolutions[1].linear.panels()
+        windows, buffers = program.buffer(convolution.inputs), layers[0].buffers(program)
+        program.linear(windows, buffers[0], convolution, self.ending, activation=ACTIVATIONS[self.stem_activation])
+        for layer, attention in zip(layers, self._attentions(program, positions), strict=True):
+            layer.write(program, buffers, attention, ACTIVATIONS[self.activation])
+        last = program.buffer(convolution.outputs)
+        program.norm(buffers[0], last, norm_of(self.norm), wanted=True)
         return program
 
     def _attentions(self, program: Program, positions: int) -> Iterable[Attention]:

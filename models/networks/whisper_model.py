@@ -24,7 +24,8 @@ from ..linear.modules import quantize_modules
 from ..memory.rows import Rows
 from ..memory.slots import CrossStep
 from ..native.crossed_decoder import CrossedDecoder
-from ..native.parts import pack_joined, pack_linears
+from ..native.layers import WHISPER, Layer
+from ..native.parts import pack_joined
 from ..native.program import Program
 from ..native.runner import Runner
 from .whisper_program import write_encoder
@@ -290,10 +291,7 @@ def load_whisper(
     for index, layer in enumerate(module.encoder.layers):
         read(f"encoder.layers.{index}")
         if native:
-            pack_linears(layer.self_attn, ("q_proj", "k_proj", "v_proj"), int8=int8)
-            pack_linears(layer.self_attn, ("out_proj",), int8=int8)
-            pack_linears(layer, ("fc1",), int8=int8)
-            pack_linears(layer, ("fc2",), int8=int8)
+            Layer.of(layer, WHISPER).pack(int8=int8)
         elif int8:
             quantize_modules(layer, layer, dtype)
     read("")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..checkpoints.whisper_checkpoint import WhisperShape
+from ..native.layers import WHISPER, Layer
 from ..native.library import ACTIVATIONS, Ending
 from ..native.panels import Panels
 from ..native.parts import norm_of
@@ -26,20 +27,15 @@ def write_encoder(encoder: Any, cross: Panels) -> Program:
     ``cross``, which computes the keys and values of cross-attention in all layers.
     """
     program, width, heads = Program(), encoder.config.hidden_size, encoder.config.heads
-    activation = ACTIVATIONS[encoder.config.activation_function]
-    hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
-    widened = program.buffer(encoder.config.inner)
-    attention = Attention.plain(heads, width // heads)  # queries are scaled already
-    for layer in encoder.layers:
-        own, norm, widen_norm = layer.self_attn, norm_of(layer.self_attn_layer_norm), norm_of(layer.final_layer_norm)
-        program.linear(hidden, split, own.q_proj.panels(), Ending.STORE, norm=norm)
-        program.attend_all(split, attended, attention)
-        program.linear(attended, hidden, own.out_proj.panels(), Ending.ADD)
-        widen, narrow = layer.fc1.panels(), layer.fc2.panels()
-        program.linear(hidden, widened, widen, Ending.ACTIVATED, norm=widen_norm, activation=activation)
-        program.linear(widened, hidden, narrow, Ending.ADD)
+    layers = [Layer.of(layer, WHISPER, ahead=True) for layer in encoder.layers]
+    buffers, attention = (
+        layers[0].buffers(program),
+        Attention.plain(heads, width // heads),
+    )  # queries are scaled already
+    for layer in layers:
+        layer.write(program, buffers, attention, ACTIVATIONS[encoder.config.activation_function])
     last = program.buffer(width)
-    program.norm(hidden, last, norm_of(encoder.layer_norm), wanted=True)
+    program.norm(buffers[0], last, norm_of(encoder.layer_norm), wanted=True)
     program.linear(last, program.buffer(cross.outputs), cross, Ending.STORE, wanted=True)
     program.has_head = True
     return program

@@ -1,0 +1,103 @@
+"""Layers of encoders: attention and a feed-forward part, each with a residual sum and a norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from .library import Ending
+from .panels import Panels
+from .parts import norm_of, pack_linears
+from .program import Attention, Program
+
+Buffers = tuple[int, int, int, int]
+"""The buffers of hidden states, of queries, keys and values, of what is attended, and within the feed-forward part."""
+
+Paths = tuple[str, str, str, str, str, str]
+"""The names in a layer: its linear layers, as in `Layer.matrices`, and its norms. Linear layers that a matrix joins
+stand behind one another."""
+
+WHISPER: Paths = (
+    *("self_attn.q_proj k_proj v_proj", "self_attn.out_proj", "fc1", "fc2"),
+    *("self_attn_layer_norm", "final_layer_norm"),
+)
+MOONSHINE: Paths = (
+    *("self_attn.q_proj k_proj v_proj", "self_attn.o_proj", "mlp.fc1", "mlp.fc2"),
+    *("input_layernorm", "post_attention_layernorm"),
+)
+
+
+@frozen(kw_only=True, eq=False)
+class Layer:
+    """The parts of one layer, independent of their names in transformers.
+
+    Args:
+        matrices: for each packed matrix, a module and the names of its linear layers that the matrix joins. The
+            matrices are: queries, keys and values; outputs of attention; the first and the second of the feed-forward
+            part.
+        norms: the norms of attention and of the feed-forward part. An ``nn.Identity`` is none.
+        ahead: true if norms precede attention and the feed-forward part.
+        window: the number of positions on each side that a row sees, its own included; 0: all.
+        kind: the kind of rotary positions, if there are several.
+    """
+
+    matrices: tuple[tuple[Any, tuple[str, ...]], ...]
+    norms: tuple[Any, Any]
+    gated: bool = False
+    ahead: bool = False
+    window: int = 0
+    kind: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, layer: Any, paths: Paths, *, ahead: bool = False) -> Layer:
+        """Returns the parts of a ``layer`` of transformers."""
+        split = [path.rpartition(".") for path in paths[:4]]
+        matrices = tuple((layer.get_submodule(holder), tuple(names.split())) for holder, _, names in split)
+        return cls(
+            matrices=matrices,
+            norms=(layer.get_submodule(paths[4]), layer.get_submodule(paths[5])),
+            gated=matrices[2][1] in {("gate_proj", "up_proj"), ("Wi",)},
+            ahead=ahead,
+            window=getattr(matrices[0][0], "sliding_window", 0) or 0,
+            kind=(layer.attention_type,) if hasattr(layer, "attention_type") else (),
+        )
+
+    @property
+    def linears(self) -> list[Any]:
+        """The linear layers."""
+        return [getattr(parent, name) for parent, names in self.matrices for name in names]
+
+    def pack(self, *, int8: bool = False) -> None:
+        """Replaces the linear layers by packed matrices, one after the other."""
+        for parent, names in self.matrices:
+            pack_linears(parent, names, int8=int8)
+
+    def panels(self) -> list[Panels]:
+        """Returns the panels of each matrix. The matrices must be packed."""
+        return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
+
+    def buffers(self, program: Program) -> Buffers:
+        """Adds the buffers of layers like this one, which must be packed."""
+        inputs, out, _, narrow = self.panels()
+        hidden, split = program.buffer(inputs.inputs), program.buffer(inputs.outputs)
+        return hidden, split, program.buffer(out.inputs), program.buffer(narrow.inputs)
+
+    def write(
+        self, program: Program, buffers: Buffers, attention: Attention, activation: int, *, last: bool = False
+    ) -> None:
+        """Adds the operations of the layer. ``last``: a norm behind the layer is left to the caller."""
+        hidden, split, attended, inner = buffers
+        inputs, out, widen, narrow = self.panels()
+        first, second = (None if isinstance(norm, torch.nn.Identity) else norm_of(norm) for norm in self.norms)
+        ending = Ending.GATED if self.gated else Ending.ACTIVATED
+        program.linear(hidden, split, inputs, Ending.STORE, norm=first if self.ahead else None)
+        program.attend_all(split, attended, attention)
+        program.linear(attended, hidden, out, Ending.ADD)
+        if first is not None and not self.ahead:
+            program.norm(hidden, hidden, first)
+        program.linear(hidden, inner, widen, ending, norm=second if self.ahead else None, activation=activation)
+        program.linear(inner, hidden, narrow, Ending.ADD)
+        if second is not None and not self.ahead and not last:
+            program.norm(hidden, hidden, second)
