@@ -156,13 +156,13 @@ Share share_of(const Engine& e, int phase) {
     if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
     if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(e.owned), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
-    if (o.kind == CONVOLVE) return {e.batch_count * panels_of(e.model.buffers[o.from].width), 1};
-    if (o.kind == ATTEND_ALL) return {o.heads * e.batch_count, e.batch_count > BLOCK ? 4 : 1};
+    if (o.kind == CONVOLVE) return {e.sequences.batch_count * panels_of(e.model.buffers[o.from].width), 1};
+    if (o.kind == ATTEND_ALL) return {o.heads * chunks_of(e, o).batch_count, chunks_of(e, o).batch_count > BLOCK ? 4 : 1};
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
     if (o.kind == LOOKUP && !e.step.tokens) return {0, 1};
-    if (o.kind == KEEP) return {e.chunk_count, 1};
+    if (o.kind == KEEP) return {e.sequences.count, 1};
     if (o.kind != LINEAR) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);

@@ -16,20 +16,23 @@ constexpr int BAND = 192;     // rows whose inputs stay in the caches while all 
 static inline int panels_of(int outputs) { return (outputs + PANEL - 1) / PANEL; }
 static inline int bytes_of(int format) { return format == FLOAT32 ? 4 : 2; }  // of a number
 
-// Rows of one sequence; or of one slot, and how long that is; or of one chunk, which ``table`` names
+// Rows of one sequence; or of one slot, and how long that is; or of one of `Chunks`, which ``table`` names
 struct Block { int32_t row, rows, table, length; };
 
-// A chunk: its rows, those of its state, and where these begin among the rows of all states and chunks
+// A sequence or a chunk: its rows, those of its state, and where these begin among the rows of all states and chunks
 struct Chunk { int32_t row, rows, kept, start; float* state; };
+
+// All sequences, or all chunks: [most_rows] of them, as many batches of their rows, and whose each row of all states and
+// chunks is, [most_rows + kept_rows]
+struct Chunks { Chunk* of; Block* batches; int32_t* owners; int32_t count, batch_count; };
 
 struct Engine {
     Model model;
     Step step;          // a copy, whose plan is in the room; what its draws read is the caller's
-    Block *blocks, *slots, *batches;  // [most_rows]; batches: of rows that attend to all of their chunk
-    Chunk* chunks;      // [most_rows]
-    int32_t* owners;    // [most_rows + kept_rows] the chunks of the rows of all states and chunks
-    int32_t chunk_count, owned;
-    int32_t block_count, slot_count, batch_count, split;  // split: a piece of attention is one span of positions
+    Block *blocks, *slots;  // [most_rows]
+    Chunks sequences, chunks;
+    int32_t owned;      // rows of all states and chunks
+    int32_t block_count, slot_count, split;  // split: a piece of attention is one span of positions
     Phase* phases;      // copies; two for each operation: what comes before it, and the operation; and the draws
     int32_t *tokens, *types;  // [most_rows]
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized

@@ -69,9 +69,8 @@ void lay_out(Engine& e, Room& room) {
     e.phases = room.take_zeroed<Phase>(phase_count(m));
     e.blocks = room.take<Block>(m.most_rows);
     e.slots = room.take<Block>(m.most_rows);
-    e.batches = room.take<Block>(m.most_rows);
-    e.chunks = room.take<Chunk>(m.most_rows);
-    e.owners = room.take<int32_t>(owned);
+    for (Chunks* all : {&e.sequences, &e.chunks})
+        *all = {room.take<Chunk>(m.most_rows), room.take<Block>(m.most_rows), room.take<int32_t>(owned), 0, 0};
     e.come = room.take_zeroed<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
@@ -193,13 +192,23 @@ Fault admit(Engine& e, const Step& plan) {
         if (plan.draws && !within(count, 0, INT32_MAX / 2)) return BAD_DRAW;
     for (int i = 0; plan.draws && i < plan.wanted_count; i++)
         if (!is_sound(plan.draws[i], plan, m.buffers[m.buffer_count - 1].width)) return BAD_DRAW;
-    e.block_count = e.slot_count = e.batch_count = e.chunk_count = e.owned = 0;
-    int row = 0;
+    e.block_count = e.slot_count = e.owned = 0;
+    for (Chunks* all : {&e.sequences, &e.chunks}) all->count = all->batch_count = 0;
+    const auto add = [&m](Chunks& all, const Chunk& one) {
+        for (int i = 0, most; i < one.rows; i += most) {  // rows of two blocks see different rows
+            most = std::min({BATCH, one.rows - i, m.block > 1 ? m.block - i % m.block : BATCH});
+            all.batches[all.batch_count++] = {one.row + i, most, all.count, 0};
+        }
+        std::fill_n(all.owners + one.start, one.kept + one.rows, all.count);
+        all.of[all.count++] = one;
+    };
+    int row = 0, begun = 0;  // the latter: where the sequence begins
     for (int c = 0; c < plan.chunk_count; c++) {
         const int32_t* chunk = plan.chunks + 4 * c;
         const int count = chunk[0], table = chunk[1], slot = chunk[2], length = chunk[3];
         if (count < 1 || count > plan.rows - row) return BAD_ROWS;
         const int last = plan.positions[row + count - 1];
+        if (!m.pages && !within(table, 0, c > 0 && !m.state)) return BAD_TABLE;
         if (m.pages && (table < 0 || table > plan.table_size || last / m.page_size >= plan.table_size - table)) return BAD_TABLE;
         for (int i = 1; i < count; i++)
             if (m.pages && plan.positions[row + i] != plan.positions[row] + i) return BAD_POSITION;
@@ -209,12 +218,11 @@ Fault admit(Engine& e, const Step& plan) {
         float* state = m.state && plan.states ? plan.states[c] : nullptr;
         const int kept = m.state ? length : 0;
         if (m.state && (!within(kept, 0, std::min(m.kept, m.kept_rows - (e.owned - row))) || (!state && (kept || !m.kept)))) return BAD_SLOT;
-        for (int i = 0, most; i < count; i += most) {  // rows of two blocks see different rows
-            most = std::min({BATCH, count - i, m.block > 1 ? m.block - i % m.block : BATCH});
-            e.batches[e.batch_count++] = {row + i, most, c, 0};
-        }
-        e.chunks[c] = {row, count, kept, e.owned, state};
-        std::fill_n(e.owners + e.owned, kept + count, c);
+        const Chunk own{row, count, kept, e.owned, state};
+        const bool begins = m.pages || !table, ends = m.pages || c + 1 == plan.chunk_count || !chunk[5];
+        if (begins) begun = row;
+        add(e.chunks, own);
+        if (ends) add(e.sequences, begins ? own : Chunk{begun, row + count - begun, 0, begun, nullptr});
         e.owned += kept + count;
         for (int i = 0; i < count; i++) {  // neighbours of one slot read it together
             Block* last = e.slot_count ? &e.slots[e.slot_count - 1] : nullptr;
@@ -224,7 +232,6 @@ Fault admit(Engine& e, const Step& plan) {
         row += count;
     }
     if (row != plan.rows) return BAD_ROWS;
-    e.chunk_count = plan.chunk_count;
     s.rows = plan.rows;
     s.wanted_count = plan.wanted_count;
     s.part = plan.part;

@@ -16,7 +16,7 @@ enum Kind : int32_t {
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5, ADD_ACTIVATED = 6 };
-enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SIGMOID = 4 };
+enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SIGMOID = 4, QUICK_GELU = 5 };
 enum Choice : int32_t { NOTHING = 0, TOKEN = 1, BEAM = 2 };
 enum Change : int32_t { ADDED = 0, SCALED = 1, REPLACED = 2 };
 enum Fault : int32_t {
@@ -52,10 +52,10 @@ struct Operation {
     // the model has pages. Queries are multiplied with ``scale``, and with ``shift`` [distance_count] of their position,
     // if there is some.
     // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot; scales the queries.
-    // ATTEND_ALL: each row attends to all rows of its chunk, before it and behind it, whose queries, keys and values are
-    // in ``from``
-    // CONVOLVE: each number of a row by its neighbours in ``distance_count`` rows of the chunk, ``window`` of them before
-    // the row, by ``gain`` [distance_count][width], plus ``shift``
+    // ATTEND_ALL: each row attends to all rows of its sequence, before it and behind it, whose queries, keys and values
+    // are in ``from``
+    // CONVOLVE: each number of a row by its neighbours in ``distance_count`` rows of the sequence, ``window`` of them
+    // before the row, by ``gain`` [distance_count][width], plus ``shift``
     // ATTEND_ALL, CONVOLVE: the rows of a chunk's state, at ``place``, stand before the chunk's: [kept] keys and values
     // [2][heads][size], or [window][width]. KEEP: the last ``window`` of these rows and of the chunk's, of which the
     // ``size`` numbers from ``column`` on are meant, become the state's
@@ -71,7 +71,8 @@ struct Operation {
     int32_t ahead, place, column;
     int32_t paired;                        // 1: dimensions are turned with their neighbours, not in halves
     int32_t together;                      // 1: all queries of a row have one norm, and all keys another one
-    int32_t quantized;                     // 1: ATTEND_ALL multiplies in int8 in a chunk of LONG rows and more
+    int32_t quantized;                     // 1: ATTEND_ALL multiplies in int8 in a sequence or chunk of LONG rows and more
+    int32_t by_chunk;                      // ATTEND_ALL: 1: to the rows of the chunk alone
     int32_t distance_count;
     const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none.
                                            // ATTEND_ALL: from keys far before to far behind, the row's own in the middle
@@ -130,7 +131,9 @@ struct Step {
     int32_t part;               // a `Part`; HEAD: of the `wanted_count` rows that are in its buffer, and nothing else counts
     const int32_t* positions;   // [rows], one after the other in a chunk if the model has pages
     const int32_t* chunks;      // [chunk_count][4]: rows of one sequence, position after position; where its pages begin;
-                                // its slot, and how many embeddings are in it; or how many rows its state has
+                                // its slot, and how many embeddings are in it; or how many rows its state has. Without
+                                // pages, the second number is 1 if the chunk continues the sequence of the one before,
+                                // else 0; a chunk that has a state continues none
     const int32_t* tables;      // [table_size] pages
     const int32_t* wanted;      // [wanted_count] rows
     const int32_t* tokens;      // [rows] that are looked up, or none: buffer 0 is filled

@@ -1,15 +1,18 @@
-// A part of compute.cpp, which includes it once for each instruction set: attention and convolutions over all rows of a chunk.
+// A part of compute.cpp, which includes it once for each instruction set: attention and convolutions over a sequence.
+// Those that rows of ATTEND_ALL see
+inline const Chunks& chunks_of(const Engine& e, const Operation& o) { return o.by_chunk ? e.chunks : e.sequences; }
+
 // The keys of a row of all states and chunks, and behind them its values
 inline const float* keys_at(const Engine& e, const Operation& o, int owned) {
-    const Chunk& c = e.chunks[e.owners[owned]];
+    const Chunk& c = e.sequences.of[e.sequences.owners[owned]];
     const Buffer& from = e.model.buffers[o.from];
     const int row = owned - c.start - c.kept, heads = o.heads * o.size;  // before 0: a row of the state
     if (row < 0) return c.state + o.place + (int64_t)(row + c.kept) * 2 * heads;
     return from.data + (int64_t)(c.row + row) * from.width + heads;
 }
 
-// Whether a chunk's keys and values are quantized, and so are the queries and weights that they are multiplied with. That
-// depends on the chunk alone, and so do their bits; one that has a state is cut anywhere.
+// Whether a sequence's or chunk's keys and values are quantized, and so are the queries and weights that they are multiplied with. That
+// depends on its rows alone, and so do their bits; one that has a state is cut anywhere.
 inline bool is_quantized(const Engine& e, const Operation& o, const Chunk& c) {
     return o.quantized && !e.model.state && o.size >= GROUP && c.rows >= LONG;
 }
@@ -61,7 +64,8 @@ void gather_quantized(Engine& e, const Operation& o, const Chunk& c, int head, i
 // The keys and values of a head and PANEL rows, into panels; those of no row are zero.
 void gather(Engine& e, const Operation& o, int thread, int piece) {
     const int rows = e.owned, panels = panels_of(rows), head = piece / panels, first = piece % panels * PANEL;
-    const Chunk& c = e.chunks[e.owners[first]];
+    const Chunks& chunks = chunks_of(e, o);
+    const Chunk& c = chunks.of[chunks.owners[first]];
     const int end = c.start + c.rows;
     if (is_quantized(e, o, c) && first >= c.start && first + PANEL <= end) {
         const int start = first - panels_of(c.start) * PANEL;
@@ -112,7 +116,7 @@ int nearest_at(const Operation& o, int place) {
 // places. The scores are of `count` keys from a chunk's row `low` on.
 void add_places(const Engine& e, const Operation& o, const Block& b, int head, int low, int count, float* scores, int width) {
     const Buffer& from = e.model.buffers[o.from];
-    const int start_row = e.chunks[b.table].row, away = low - (b.row - start_row);  // from the first row to the first key
+    const int start_row = chunks_of(e, o).of[b.table].row, away = low - (b.row - start_row);  // from the first row to the first key
     for (int of_keys = 0; of_keys < 2; of_keys++) {
         const Matrix* m = of_keys ? o.place_queries : o.place_keys;
         if (!m) continue;
@@ -133,13 +137,14 @@ void add_places(const Engine& e, const Operation& o, const Block& b, int head, i
 }
 
 // A head and a batch of a chunk's rows: their scores of the rows they see, e^(score - largest) of these, and the values
-// by them. Keys of the whole step lie in panels; scores lie by their place in the chunk, so that other chunks change no
-// sum.
+// by them. Keys of the whole step lie in panels; scores lie by their place in the sequence or chunk, so that others
+// change no sum.
 void attend_all(Engine& e, const Operation& o, int thread, int piece) {
-    const Block& b = e.batches[piece % e.batch_count];
-    const Chunk& c = e.chunks[b.table];
+    const Chunks& chunks = chunks_of(e, o);
+    const Block& b = chunks.batches[piece % chunks.batch_count];
+    const Chunk& c = chunks.of[b.table];
     const bool quantized = is_quantized(e, o, c);
-    const int head = piece / e.batch_count, rows = e.owned, panels = panels_of(rows), own_row = b.row - c.row;
+    const int head = piece / chunks.batch_count, rows = e.owned, panels = panels_of(rows), own_row = b.row - c.row;
     const int low = quantized ? low_of(e, o, c, own_row) / GROUP * GROUP : low_of(e, o, c, own_row), at_low = c.start + c.kept + low;
     const int count = high_of(e, o, c, own_row + b.rows - 1) - low, width = panels_of(count) * PANEL, far = o.distance_count / 2;
     const int base = quantized ? low : at_low, first = base / PANEL;  // of panels, where a long chunk has its own
@@ -210,10 +215,11 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
 
 // A batch of a chunk's rows, and a panel of their numbers: by those of the rows around, first to last
 void convolve(Engine& e, const Operation& o, int piece) {
-    const Block& b = e.batches[piece % e.batch_count];
+    const Chunks& sequences = e.sequences;
+    const Block& b = sequences.batches[piece % sequences.batch_count];
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
-    const Chunk& chunk = e.chunks[b.table];
-    const int width = from.width, end = chunk.row + chunk.rows, panel = piece / e.batch_count * PANEL;
+    const Chunk& chunk = sequences.of[b.table];
+    const int width = from.width, end = chunk.row + chunk.rows, panel = piece / sequences.batch_count * PANEL;
     const int begin = chunk.row - least(chunk.kept, o.window);
     for (int c = panel; c < least(width, panel + PANEL); c += VL)
         for (int row = b.row; row < b.row + b.rows; row++) {
@@ -229,7 +235,7 @@ void convolve(Engine& e, const Operation& o, int piece) {
 
 // The last rows of a chunk's state and of the chunk, into its state
 void keep(const Engine& e, const Operation& o, int chunk) {
-    const Chunk& c = e.chunks[chunk];
+    const Chunk& c = e.sequences.of[chunk];
     const Buffer& from = e.model.buffers[o.from];
     if (!c.state) return;
     const int before = least(c.kept, o.window), fresh = least(c.rows, o.window), stay = least(before, o.window - fresh);
@@ -241,7 +247,7 @@ void keep(const Engine& e, const Operation& o, int chunk) {
 
 // Numbers of the state of a row's chunk; and a layer's next state, by its gates: input, forget, cell and output
 inline float* state_of(const Engine& e, const Operation& o, int row) {
-    return e.chunks[e.owners[o.wanted == 1 ? e.step.wanted[row] : row]].state + o.place;
+    return e.sequences.of[e.sequences.owners[o.wanted == 1 ? e.step.wanted[row] : row]].state + o.place;
 }
 void lstm(const Engine& e, const Operation& o, int row) {
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];

@@ -20,7 +20,8 @@ class Rows:
     Args:
         positions: the position of each row in its sequence; the rows of one chunk follow each other.
         chunks: for each chunk, the number of its rows, the index in ``tables`` at which its pages begin, its slot, and
-            the number of embeddings in the slot; or of the rows in its state.
+            the number of embeddings in the slot; or of the rows in its state. Where there are no pages, the second
+            number is 1 if the chunk continues the sequence of the chunk before.
         tables: the pages of all chunks, one chunk after the other.
         wanted: the rows whose results are wanted.
         order: for each of ``chunks``, its index among the chunks of the step.
@@ -90,7 +91,7 @@ class Rows:
         rows with the pages that they read, and the indices in ``wanted`` of its wanted rows.
 
         Args:
-            whole: no chunk is cut.
+            whole: no sequence is cut. There are no pages.
         """
         count = len(self.positions)
         if count <= most:
@@ -108,7 +109,7 @@ class Rows:
                 if taken < length:
                     chunks.append((length - taken, table, slot, embeddings))
                 left -= taken
-                own.append((taken, len(tables), slot, embeddings))
+                own.append((taken, len(tables) if self.tables else table, slot, embeddings))
                 tables += self.tables[table : table + self.positions[stop - left - 1] // page_size + 1]
             inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
             wanted = [self.wanted[index] - start for index in inside]
@@ -131,14 +132,16 @@ class Rows:
 
 
 def _fitting(chunks: Sequence[tuple[int, int, int, int]], most: int) -> int:
-    """Returns the number of rows of the chunks at the end of ``chunks`` that make up to ``most`` rows."""
-    rows = 0
-    for length, *_ in reversed(chunks):
-        if rows + length > most:
+    """Returns the number of rows of the sequences at the end of ``chunks`` that make up to ``most`` rows."""
+    fitting = rows = 0
+    for length, continues, *_ in reversed(chunks):
+        if not continues and rows > most:
             break
+        fitting = fitting if continues else rows
         rows += length
-    assert rows, f"a chunk of {chunks[-1][0]} rows that must not be cut; the most are {most}"
-    return rows
+    fitting = rows if rows <= most else fitting
+    assert fitting, f"a sequence of {rows} rows that must not be cut; the most are {most}"
+    return fitting
 
 
 def slot_of(part: Chunk) -> int:

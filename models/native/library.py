@@ -19,7 +19,8 @@ from ...core.errors import EngineError
 MOST_THREADS = 64
 """The largest number of threads, which is the number of counters that the library has."""
 
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "relu": 3, "sigmoid": 4}
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid", "quick_gelu")
+ACTIVATIONS = {name: index for index, name in enumerate(_ACTIVATIONS)} | {"swish": 0, "gelu_new": 2}
 """Activations that the library computes, by their names in configurations."""
 
 _NAME = "triolet.models.native.step"
@@ -96,7 +97,17 @@ class OperationData(Structure):
         ("soft_cap", c_float),
         *(
             (name, c_int32)
-            for name in ("window", "ahead", "place", "column", "paired", "together", "quantized", "distance_count")
+            for name in (
+                "window",
+                "ahead",
+                "place",
+                "column",
+                "paired",
+                "together",
+                "quantized",
+                "by_chunk",
+                "distance_count",
+            )
         ),
         ("distances", c_void_p),
         ("places", c_void_p),

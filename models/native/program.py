@@ -60,6 +60,7 @@ class Attention:
             far behind it, and the number for the row's own key is in the middle.
         places: what is added to scores by places; ``None``: nothing.
         together: True: the queries of all heads have one norm, and the keys another one. Their gains are of all heads.
+        by_chunk: True: if rows attend to both sides, they see their own chunk alone, not their whole sequence.
         factors: float32 [positions], by which queries are multiplied; ``None``: they are not.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: scores are not capped.
     """
@@ -78,6 +79,7 @@ class Attention:
     query_gain: Tensor | None = None  # float32 [size], the gain of a norm of each head; None: heads have no norms
     key_gain: Tensor | None = None
     together: bool = False
+    by_chunk: bool = False
     factors: Tensor | None = None
     paired: bool = False
     distances: Tensor | None = None
@@ -203,10 +205,10 @@ class Program:
         self._add(kind=Kind.CROSS, source=source, to=to, **told)
 
     def attend_all(self, source: int, to: int, attention: Attention) -> None:
-        """Attends from each row to all rows of its chunk, in ``source`` [rows, 3 * heads * size], which has queries,
+        """Attends from each row to all rows of its sequence, in ``source`` [rows, 3 * heads * size], which has queries,
         keys and values. The program's model has no pages. Queries and keys are normalized and get rotary positions in
         place, if ``attention`` says so. The rows that the chunk's state keeps are before those of the chunk. In a
-        program in int8 without states, chunks of 256 rows or more are attended in int8."""
+        program in int8 without states, sequences or chunks of 256 rows or more are attended in int8."""
         told = self._attention(attention)
         if attention.turned or attention.query_gain is not None:
             self._add(kind=Kind.TURN, source=source, to=source, **{**told, "scale": 1.0})
@@ -218,7 +220,7 @@ class Program:
     def convolve(
         self, source: int, to: int, taps: Tensor, shift: Tensor, *, before: int, activation: int | None
     ) -> None:
-        """Convolves each number of a row with those of the rows around it in its chunk.
+        """Convolves each number of a row with those of the rows around it in its sequence.
 
         Args:
             taps: float32 [rows, width], for the rows around a row, the first one ``before`` rows before it.
@@ -286,7 +288,7 @@ class Program:
 
     @property
     def attends_to_all(self) -> bool:
-        """True if rows read all rows of their chunk. Such a chunk must not be cut into several calls."""
+        """True if rows read all rows of their sequence, which must not be cut into several calls."""
         return any(one.kind == Kind.ATTEND_ALL for one in self._operations)
 
     def operations(self) -> bytearray:

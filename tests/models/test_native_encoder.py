@@ -137,10 +137,55 @@ def test_each_text_has_the_bits_that_it_has_alone(
         assert torch.equal(runner.step(torch.cat(texts), side_by_side(list(map(len, texts)))), together)
 
 
+@given(
+    sequences=st.lists(
+        st.lists(st.sampled_from([1, 9, 32, 33, 48, 49]), min_size=1, max_size=3), min_size=1, max_size=4
+    ),
+    window=st.sampled_from([0, 0, 5, 40]),
+    level=st.sampled_from([1, 3, 4]),
+)
+def test_rows_attend_to_their_chunk_or_to_the_sequence_of_chunks(
+    sequences: list[list[int]], window: int, level: int
+) -> None:
+    """A sequence has several chunks, and a step several sequences, which no call cuts."""
+    rows = [
+        list(torch.randn(sum(one), 3 * 32, generator=torch.Generator().manual_seed(7)).split(one)) for one in sequences
+    ]
+    chunks = [(length, int(place > 0), 0, 0) for one in sequences for place, length in enumerate(one)]
+    together = torch.cat([torch.cat(one) for one in rows])
+    plan = Rows(positions=[0] * len(together), chunks=chunks, tables=(), wanted=range(len(together)))
+    for by_chunk in (False, True):
+        attention = Attention.plain(2, 16, 0.3, window=window, by_chunk=by_chunk)
+        with running(attending(attention), 150, level=level) as runner:
+            found = runner.step(together.clone(), plan)
+            alone = [runner.step(each.clone(), Rows.all_of(len(each))) for one in rows for each in one]
+        units = [each for one in rows for each in one] if by_chunk else [torch.cat(one) for one in rows]
+        expected = torch.cat([attended(each, attention) for each in units])
+        torch.testing.assert_close(found.double(), expected, atol=2e-3, rtol=1e-4)
+        assert not by_chunk or torch.equal(found, torch.cat(alone))
+
+
+@pytest.mark.parametrize("second", [(1, 0), (0, 2), (0, -1)])
+def test_a_chunk_that_continues_nothing_is_refused(second: tuple[int, int]) -> None:
+    chunks = [(3, each, 0, 0) for each in second]
+    with running(attending(Attention.plain(1, 16)), 9) as runner, pytest.raises(EngineError, match="table"):
+        runner.step(torch.randn(6, 48), Rows(positions=[0] * 6, chunks=chunks, tables=(), wanted=range(6)))
+
+
+@pytest.mark.parametrize("level", [1, 3, 4])
+def test_a_quick_gelu_is_that_of_clip(level: int) -> None:
+    program, inputs = Program(), torch.linspace(-90, 90, 64 * 9).view(9, 64)
+    eye, activation = Panels.of(torch.eye(64)), ACTIVATIONS["quick_gelu"]
+    program.linear(program.buffer(64), program.buffer(64), eye, Ending.ACTIVATED, activation=activation)
+    with running(program, 9, level=level) as runner:
+        found = runner.step(inputs.clone(), Rows.all_of(9))
+    torch.testing.assert_close(found, inputs * torch.sigmoid(1.702 * inputs), atol=2e-6, rtol=1e-5)
+
+
 def test_a_text_is_never_cut() -> None:
     with running(attending(Attention.plain(1, 16)), 40) as runner:
         assert runner.step(torch.randn(80, 48), side_by_side([40, 1, 39])).shape == (80, 16)
-        with pytest.raises(AssertionError, match="a chunk of 41 rows that must not be cut; the most are 40"):
+        with pytest.raises(AssertionError, match="a sequence of 41 rows that must not be cut; the most are 40"):
             runner.step(torch.randn(43, 48), side_by_side([2, 41]))
 
 

@@ -71,6 +71,7 @@ struct Made {
     Turns turns;
     int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size, kv_format;
     bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all of their sequence
+    int part;                       // rows of each chunk of a joined sequence without a state
     bool stated;                    // and are fed part by part: they see some blocks before their own
     bool recurrent;                 // neither of both, and each row has the state after the one before
     int block = 1, kept = 0, state = 0;
@@ -134,7 +135,7 @@ struct Made {
         Operation& o = add(LINEAR, from, to);
         if (normed) norm(o);
         o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY, most_format);
-        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID}), o.cap = 5.0f;
+        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID, QUICK_GELU}), o.cap = 5.0f;
         o.scale = draw.of({0.0f, 1.0f, 0.7f});
         return o;
     }
@@ -177,7 +178,7 @@ struct Made {
     Made(uint32_t seed, int extra) : draw{std::mt19937(seed)}, extra(extra) {
         most_format = draw.of({BFLOAT16, INT8}), kv_format = draw.of({FLOAT32, FLOAT16, BFLOAT16});
         paged = !draw.one_in(3), joined = !paged && !draw.one_in(3), stated = joined && draw.one_in(2);
-        recurrent = !paged && !joined && draw.one_in(2);
+        recurrent = !paged && !joined && draw.one_in(2), part = draw.of({1, 30, 64, POSITIONS});
         const int before = stated ? draw.upto(0, 3) : 0;  // blocks
         if (stated) block = draw.of({1, 3, 14}), kept = std::max(8, before * block);
         kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
@@ -224,6 +225,7 @@ struct Made {
             attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
             if (joined) attend.soft_cap = 0.0f, attend.ahead = turn.window ? draw.of({0, 3, turn.window - 1}) : 0;
             attend.quantized = joined && most_format == INT8 && draw.one_in(2);
+            attend.by_chunk = joined && !stated && draw.one_in(2);
             if (stated) attend.window = before * block + 1, attend.ahead = 0;
             if (joined && draw.one_in(2)) place(attend);
             if (draw.one_in(3)) turn.distance_count = POSITIONS + 9, turn.shift = gain(turn.distance_count);

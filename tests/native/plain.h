@@ -13,6 +13,7 @@ inline double activated(double x, int activation) {
         case GELU: return 0.5 * x * (1 + erf(x * M_SQRT1_2));
         case GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
         case SIGMOID: return 1 / (1 + exp(-x));
+        case QUICK_GELU: return x / (1 + exp(-1.702 * x));
         default: return x > 0 ? x : 0;
     }
 }
@@ -221,8 +222,9 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         }
         auto nothing = [](int) { return 0; };
         const int most = o.distance_count / 2, first_of = position / made.block * made.block;
-        const int low = o.window ? std::max(0, first_of - o.window + 1) : 0;
-        const int high = o.window ? std::min(one.length, first_of + made.block + o.ahead) : one.length;
+        const int part = o.by_chunk ? made.part : POSITIONS, begun = position / part * part, end = std::min(one.length, begun + part);
+        const int low = o.window ? std::max(begun, first_of - o.window + 1) : begun;
+        const int high = o.window ? std::min(end, first_of + made.block + o.ahead) : end;
         for (int h = 0; o.kind == ATTEND_ALL && h < o.heads; h++) {
             auto key = [&](int p, int d) { return o.scale * rows[p][o.from][behind + h * o.size + d]; };
             auto value = [&](int p, int d) { return rows[p][o.from][2 * behind + h * o.size + d]; };

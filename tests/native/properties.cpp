@@ -116,7 +116,11 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
             if (made.recurrent) rows = 1;
             if (!rows) continue;
             const int length = made.state ? std::min(at[i], made.kept) : all[i].embeddings;
-            plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, length});
+            const int part = made.joined && !made.stated ? made.part : rows;
+            for (int cut = 0; cut < rows; cut += part) {
+                const int second = made.paged ? (int)plan.tables.size() : cut > 0;
+                plan.chunks.insert(plan.chunks.end(), {std::min(part, rows - cut), second, all[i].slot, length});
+            }
             plan.states.push_back(states[i].data());
             const auto page = pages[i].begin();
             if (made.paged) plan.tables.insert(plan.tables.end(), page, page + (at[i] + rows - 1) / page_size + 1);
@@ -235,7 +239,8 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
     for (int c = 0; c < chunks; c++) {
         const int rows = draw.upto(1, m.most_rows / chunks), first = draw.of({0, 5, POSITIONS - rows});
         const int slot = draw.upto(0, SLOTS - 1), length = made.state ? draw.upto(0, m.kept) : draw.upto(1, m.embeddings);
-        plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), slot, length});
+        const int second = m.pages ? (int)plan.tables.size() : c && !m.state && draw.one_in(2);
+        plan.chunks.insert(plan.chunks.end(), {rows, second, slot, length});
         for (int i = 0; i < rows; i++) plan.positions.push_back(first + i);
         for (int i = 0; m.pages && i <= (first + rows - 1) / m.page_size; i++)
             plan.tables.push_back(draw.upto(0, m.pages - 1));
