@@ -1,7 +1,7 @@
 """The multimodal families that are known here.
 
 A family covers one ``model_type`` of transformers. The engine runs the language model with its own attention. The
-encoder and the projector stay transformers' own modules.
+encoder and the projector are transformers' own modules; the native library may compute the layers of the encoder.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from attrs import evolve, frozen
-from torch import nn
+from torch import Tensor, nn
 
 from ...core import log_lines
 from ...core.config import EngineConfig
@@ -41,7 +41,7 @@ from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from ..networks.whisper_network import WhisperAligner
 from ..speech.known import with_speech
-from .comparison import LONGEST, compare_clips, compare_decoder
+from .comparison import LONGEST, compare_decoder, compare_items
 from .passed import PassedComparisons, comparison_key
 
 NATIVE_ROWS = 256
@@ -180,10 +180,11 @@ class Blueprint:
             f"quarter of the free memory. max_positions={own} would take {log_lines.mebibytes(whole)} for them"
         )
 
-    def log_way(self, why_not: str | None) -> None:
-        """Logs whether the native library or torch computes the model; ``why_not`` is as in `check_kv_dtype`."""
-        log, name = logging.getLogger("triolet"), self.checkpoint.architecture
-        if why_not is None:
+    def log_way(self, why_not: object, part: str = "") -> None:
+        """Logs whether the native library or torch computes the model, or a ``part`` of it. A text is the reason for
+        torch."""
+        log, name = logging.getLogger("triolet"), part + self.checkpoint.architecture
+        if not isinstance(why_not, str):
             threads = min(torch.get_num_threads(), MOST_THREADS)
             log.info("%s runs by the native library, on %d threads", name, threads)
         else:
@@ -372,19 +373,29 @@ class ModuleBlueprint(Blueprint):
     def hasten_items(self, items: ItemEncoder, own: Own) -> ItemEncoder:
         """Returns ``items`` with the native library, if the library computes the encoder."""
         encoder, rows = self.native_speech(items.model.module), self.checkpoint.shape.embeddings
-        log, name = logging.getLogger("triolet"), self.checkpoint.architecture
+        self.log_way(encoder, "the encoder of ")
         if isinstance(encoder, str):
-            log.info("the encoder of %s runs by torch's operations, not by the native library: %s", name, encoder)
             return items
-        log.info("the encoder of %s runs by the native library", name)
         stem = own("native", self.open_runner(encoder.stem_program(), positions=_STEPS * rows))
         runner = self.open_runner(encoder.program(rows), rows=rows, states=MOST_STATES)
         return evolve(items, native=own("native", runner), stem=stem)
 
     def compare_clips(self, items: ItemEncoder) -> None:
         """Compares an encoder of speech with transformers' own, unless it has passed before."""
-        if items.native is not None:
-            self.compare_once(partial(compare_clips, items, self.checkpoint, self.dtype), "clips")
+        module, family, encoder = items.model.module, items.family, self.native_speech(items.model.module)
+        if isinstance(encoder, str):
+            return
+        clips = encoder.clips()
+        theirs = lambda: [family.encode(module, [clip])[0] for clip in clips]  # noqa: E731
+        self.compare_items(module, theirs, lambda: list(items.encode_all(clips)))
+
+    def compare_items(
+        self, module: nn.Module, theirs: Callable[[], list[Tensor]], ours: Callable[[], list[Tensor]]
+    ) -> None:
+        """Compares what transformers and the native library compute, unless the model has passed before."""
+        int8 = self.config.quantization is not None
+        compare = partial(compare_items, module, theirs, ours, self.checkpoint, self.dtype, int8=int8)
+        self.compare_once(compare, "items")
 
     def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
         """Packs the weights of ``decoder``; ``None``: torch computes the module, and nothing is packed."""
@@ -399,7 +410,7 @@ class ModuleBlueprint(Blueprint):
         if not isinstance(network, CausalNetwork | EncoderDecoderNetwork | EncoderNetwork):
             return network
         decoder = self.native_decoder(network.model.module)
-        self.log_way(decoder if isinstance(decoder, str) else None)
+        self.log_way(decoder)
         if isinstance(decoder, str):
             return network
         return evolve(network, native=own("native", self.open_native(decoder, network)))

@@ -18,7 +18,6 @@ from torch import Tensor
 from ...core.errors import UnsupportedModel
 from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
-from ..architectures.family import Family
 from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.layers import LayerRequest
 from ..checkpoints.loading import untried
@@ -26,11 +25,9 @@ from ..checkpoints.modules import ModuleCheckpoint
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
 from ..native.runner import Runner
-from ..native.speech_encoders import known_encoder
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
-from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Feed, Record
 
 _LENGTHS = (11, 5)  # lengths of a decoder's two prompts; the first is read in two chunks
@@ -114,26 +111,25 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
     _compare(expected, list(map(torch.tensor, found)), checkpoint, dtype, how, int8=int8)
 
 
-def compare_clips(items: ItemEncoder, checkpoint: ModuleCheckpoint, dtype: torch.dtype) -> None:
-    """Compares what the native library's encoder of speech makes of two clips, side by side, with what transformers
-    makes of each.
+def compare_items(
+    module: torch.nn.Module,
+    theirs: Callable[[], list[Tensor]],
+    ours: Callable[[], list[Tensor]],
+    checkpoint: ModuleCheckpoint,
+    dtype: torch.dtype,
+    *,
+    int8: bool,
+) -> None:
+    """Compares what transformers makes of clips, or of rows within a tower, with what the native library makes of them.
 
     Raises:
         UnsupportedModel: the module cannot be run, or the numbers differ.
     """
-    module, family, native = items.model.module, items.family, items.native
-    assert native is not None, "the library computes the encoder"
-    assert not isinstance(family, Family), "the library computes encoders of speech alone"
-    encoder = known_encoder(family.encoder(module))
-    assert not isinstance(encoder, str), "the library computes the encoder"
-    clips = encoder.clips()
     with refused(partial(_refusal, checkpoint)), exactly(module):
-        expected = [family.encode(module, [clip])[0] for clip in clips]
+        expected = theirs()
         _check_numbers(module, expected, checkpoint)
-        found = items.encode_all(clips)
-    _compare(
-        expected, list(found), checkpoint, dtype, "by the native library than by transformers", int8=native.in_int8
-    )
+        found = ours()
+    _compare(expected, found, checkpoint, dtype, "by the native library than by transformers", int8=int8)
 
 
 def _over(network: ComparedNetwork, dtype: torch.dtype) -> ComparedNetwork:

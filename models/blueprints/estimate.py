@@ -28,6 +28,8 @@ from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
 from ..native.speech_encoders import CONFORMERS
 from ..native.speech_encoders import MODEL_TYPES as SPEECH_TYPES
+from ..native.towers import MODEL_TYPES as TOWER_TYPES
+from ..native.towers import unknown_config
 from ..networks.frame_network import AHEAD
 from .blueprint import NATIVE_ROWS, Blueprint
 from .crossed_blueprint import CrossedBlueprint
@@ -61,6 +63,7 @@ _OF_SPEECH = re.compile(  # what is packed of encoders of speech; pre_encode is 
 )
 _OF_TRANSDUCERS = re.compile(r"^(decoder\.(embedding|decoder_projector)|joint\.head)\.weight$|^decoder\.lstm\.weight_")
 _STEMS = ("encoder.conv2.weight", "embedder.conv1.weight", "subsampling.linear.weight", "pre_encode.out.weight")
+_OF_TOWERS = re.compile(r"(visual|vision_tower|vision_model|audio_tower)\.(.*\.)?(blocks|layers)\.[0-9]+\..*\.weight$")
 _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
 _PROJECTED = ("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight")  # torch reads these as they are
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
@@ -216,9 +219,20 @@ def _is_of_transducer(blueprint: AnyBlueprint, name: str) -> bool:
     return known and _OF_TRANSDUCERS.search(name) is not None
 
 
-def _is_of_speech(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
-    """True if the tensor is a matrix of an encoder of speech that the native library computes."""
-    return len(stored.shape) > 1 and _hears(blueprint) and _OF_SPEECH.search(name) is not None
+def _has_tower(blueprint: AnyBlueprint) -> TypeGuard[TextBlueprint]:
+    """True if the native library computes the encoder of images or audio within a language model."""
+    if not isinstance(blueprint, TextBlueprint) or blueprint.checkpoint.config.model_type not in TOWER_TYPES:
+        return False
+    return (unknown_config(blueprint.checkpoint.config) or Blueprint.not_native(blueprint)) is None
+
+
+def _is_of_items(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
+    """True if the tensor is a matrix of an encoder of speech or of a tower that the native library computes."""
+    if len(stored.shape) < 2:
+        return False
+    return (_hears(blueprint) and _OF_SPEECH.search(name) is not None) or (
+        _has_tower(blueprint) and _OF_TOWERS.search(name) is not None
+    )
 
 
 def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], threads: int) -> int:
@@ -226,7 +240,7 @@ def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], thre
     scores, a call of the stem, and tables of positions."""
     config: Any = getattr(blueprint.checkpoint, "config", None)
     between, largest = _widths(stored, "encoder.layers.0.")
-    packed = {name: one.shape for name, one in stored.items() if _is_of_speech(blueprint, name, one)}
+    packed = {name: one.shape for name, one in stored.items() if _is_of_items(blueprint, name, one)}
     rows, hidden = blueprint.decoder.embeddings, min(shape[0] for shape in packed.values())
     stem = max(prod(shape[1:]) for name, shape in packed.items() if name.endswith(_STEMS))
     wide = max(prod(shape[1:]) for name, shape in packed.items() if not name.endswith(_STEMS))
@@ -271,8 +285,8 @@ def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterato
 
 def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     count, width = prod(stored.shape), blueprint.dtype.itemsize
-    native = may_be_native(blueprint) or _hears(blueprint) or _is_of_transducer(blueprint, name)
-    if native and _is_packed(blueprint, name, stored):
+    computed = may_be_native(blueprint) or _hears(blueprint) or _has_tower(blueprint)
+    if (computed or _is_of_transducer(blueprint, name)) and _is_packed(blueprint, name, stored):
         return _packed_bytes(blueprint, name, stored)
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
@@ -283,8 +297,9 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
 
 def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if the tensor is a matrix with which the native library multiplies."""
-    if isinstance(blueprint, FrameBlueprint) or _is_of_speech(blueprint, name, stored):
-        return _is_of_speech(blueprint, name, stored) or _is_of_transducer(blueprint, name)
+    only = isinstance(blueprint, FrameBlueprint) or not (may_be_native(blueprint) or _hears(blueprint))
+    if only or _is_of_items(blueprint, name, stored):
+        return _is_of_items(blueprint, name, stored) or _is_of_transducer(blueprint, name)
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name or _is_table(name):
         return False
     if _reads_texts(blueprint):
@@ -315,7 +330,7 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """True if quantization applies to the tensor: a linear layer's matrix or a token embedding, in the part that
     decodes."""
-    if _is_of_speech(blueprint, name, stored) or _is_of_transducer(blueprint, name):
+    if _is_of_items(blueprint, name, stored) or _is_of_transducer(blueprint, name):
         return True
     if len(stored.shape) != 2 or not name.endswith(".weight"):
         return False

@@ -22,11 +22,12 @@ from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..native.decoders import CausalDecoder
 from ..native.encoders import TextEncoder
 from ..native.runner import Runner
+from ..native.towers import Tower, known_tower
 from ..networks.causal import CausalDecode, CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from .blueprint import NATIVE_ROWS, ModuleBlueprint, Own, Parts
+from .blueprint import NATIVE_ROWS, Blueprint, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder
 
 
@@ -64,7 +65,9 @@ class TextBlueprint(ModuleBlueprint):
         return module
 
     def pack(self, module: nn.Module, decoder: CausalDecoder | TextEncoder | None) -> None:
-        int8 = self.config.quantization is not None
+        int8, tower = self.config.quantization is not None, self._tower(module)
+        if not isinstance(tower, str):
+            tower.pack(int8=int8)
         if decoder is not None:
             decoder.pack(int8=int8)
         elif int8:
@@ -88,6 +91,12 @@ class TextBlueprint(ModuleBlueprint):
         if not self.checkpoint.causal:
             return TextEncoder(module)
         return CausalDecoder(module, self._language(module), self.checkpoint.shape.windows)
+
+    def _tower(self, module: nn.Module) -> Tower | str:
+        """Returns the encoder of images or audio that the native library computes, or the reason why it does not."""
+        if self.checkpoint.family is None:
+            return "it reads text alone"
+        return Blueprint.not_native(self) or known_tower(module)
 
     def _language(self, module: nn.Module) -> nn.Module:
         """Returns the part of ``module`` that decodes text. Its other parts, which encode, are small."""
@@ -126,6 +135,8 @@ class TextBlueprint(ModuleBlueprint):
 
     def hasten(self, network: Network, own: Own) -> Network:
         network = super().hasten(network, own)
+        if isinstance(network, CausalNetwork) and self.checkpoint.family is not None:
+            self.log_way(self._tower(network.model.module), "the encoder of ")
         if not isinstance(network, CausalNetwork) or network.native is not None:
             return network
         recorder = find_recorder(self.config.graphs, self.device)
@@ -168,6 +179,8 @@ class TextBlueprint(ModuleBlueprint):
             importlib.import_module("torch._dynamo")
         if isinstance(network, CausalNetwork):
             self.compare(network)
+            if not isinstance(tower := self._tower(network.model.module), str):
+                self.compare_items(tower.module, tower.tried, partial(tower.tried, natively=True))
             if network.graphs is not None:
                 network.graphs.prove()
 

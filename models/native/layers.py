@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from attrs import frozen
+from torch import nn
+from torch.nn import functional
 
 from .library import Ending
-from .panels import Panels
+from .panels import PANEL, Panels
 from .parts import norm_of, pack_linears
 from .program import Attention, Program
 
@@ -70,7 +71,15 @@ class Layer:
         return [getattr(parent, name) for parent, names in self.matrices for name in names]
 
     def pack(self, *, int8: bool = False) -> None:
-        """Replaces the linear layers by packed matrices, one after the other."""
+        """Replaces the linear layers by packed matrices, one after the other. Gates are filled up to whole panels, as
+        are what they are multiplied with and the inputs of the last matrix."""
+        narrow = self.linears[-1]
+        more = -narrow.in_features % PANEL if self.gated else 0
+        for linear in self.linears[-3:] if more else ():
+            shape = (0, more) if linear is narrow else (0, 0, 0, more)
+            linear.weight = nn.Parameter(functional.pad(linear.weight.detach(), shape), requires_grad=False)
+            if linear is not narrow and linear.bias is not None:
+                linear.bias = nn.Parameter(functional.pad(linear.bias.detach(), (0, more)), requires_grad=False)
         for parent, names in self.matrices:
             pack_linears(parent, names, int8=int8)
 
@@ -90,7 +99,7 @@ class Layer:
         """Adds the operations of the layer. ``last``: a norm behind the layer is left to the caller."""
         hidden, split, attended, inner = buffers
         inputs, out, widen, narrow = self.panels()
-        first, second = (None if isinstance(norm, torch.nn.Identity) else norm_of(norm) for norm in self.norms)
+        first, second = (None if isinstance(norm, nn.Identity) else norm_of(norm) for norm in self.norms)
         ending = Ending.GATED if self.gated else Ending.ACTIVATED
         program.linear(hidden, split, inputs, Ending.STORE, norm=first if self.ahead else None)
         program.attend_all(split, attended, attention)

@@ -21,6 +21,7 @@ from ..memory.module import TransformerModel
 from ..memory.rows import Rows
 from ..native.runner import Runner
 from ..native.speech_encoders import Tails, known_encoder
+from ..native.towers import known_tower
 
 
 @frozen(kw_only=True, eq=False)
@@ -63,6 +64,10 @@ class ItemEncoder:
 
     def encode_all(self, payloads: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
         """Encodes the payloads of whole items."""
+        tower = known_tower(self.model.module) if isinstance(self.family, Family) else ""
+        if not isinstance(tower, str) and tower.packed:
+            with tower.computed():
+                return [rows for payload in payloads for rows in self.family.encode(self.model.module, [payload])]
         if self.native is None:
             return self.family.encode(self.model.module, payloads)
         encoder, (family, module) = self._speech(), self._parts
