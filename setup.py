@@ -16,7 +16,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
-X86 = {"level3": ["-march=x86-64-v3"], "level4": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"]}
+X86 = {
+    "level3": ["-march=x86-64-v3"],
+    "level3_vnni": ["-march=x86-64-v3", "-DVNNI"],
+    "level4": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
+}
 
 
 def made_of() -> int:

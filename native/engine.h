@@ -61,4 +61,5 @@ struct Code {
 };
 namespace level1 { Code code(); }
 namespace level3 { Code code(); }
+namespace level3_vnni { Code code(); }
 namespace level4 { Code code(); }

@@ -138,6 +138,8 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
 
 #if defined(__AVX512VNNI__)
 constexpr int ROWS8 = 6;
+#elif defined(VNNI)
+constexpr int ROWS8 = 2;
 #else
 constexpr int ROWS8 = 3;
 #endif
@@ -189,53 +191,55 @@ void quantize(const float* x, int width, uint8_t* to) {
 // multiply bytes without a sign by bytes with one. VNNI: weights are made 128 larger (`RAISED`), and what that adds is
 // taken away first. AVX2: the weights' signs go over to the inputs. Meanwhile lines [`line`, `end`) of each group of the
 // next panel are fetched.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(VNNI)
 // GCC keeps the sums of its own function for it in memory, and is half as fast
-inline void dot(__m512i& sum, __m512i weights, __m512i inputs) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(inputs));
+inline void dot(VI& sums, VI weights, VI inputs) {
+#if defined(__AVX512VNNI__) || defined(EVEX)  // for a test on a processor without AVX-VNNI, whose encoding is another one
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));
+#else
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(inputs));
+#endif
 }
 
 template <int R>
 void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, int line, int end) {
-    constexpr int VECTORS = PANEL / 16;
     typedef int32_t Quad __attribute__((aligned(4), may_alias));
     const int groups = groups_of(m.inputs);
     const size_t of_panel = groups * GROUP_BYTES;
     const uint8_t *w = m.weights + panel * of_panel, *scale = x + (size_t)groups * GROUP, *added = scale + 4 * (size_t)groups;
-    const __m512i raised = _mm512_set1_epi8((char)RAISED);
-    __m512 totals[R][VECTORS] = {};
+    const VI none = {}, raised = (int32_t)(0x01010101u * RAISED) - none;
+    V totals[R][PARTS] = {};
     for (int g = 0; g < groups; g++, w += GROUP_BYTES, x += GROUP, scale += 4, added += 4) {
         for (int at = line; at < end; at++) __builtin_prefetch(w + of_panel + 64 * at, 0, 2);
-        __m512i sums[R][VECTORS];
+        VI sums[R][PARTS];
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-            for (auto& sum : sums[r]) sum = _mm512_set1_epi32(*(const Quad*)(added + r * stride));
+#pragma GCC unroll 4
+            for (auto& sum : sums[r]) sum = *(const Quad*)(added + r * stride) - none;
 #pragma GCC unroll 8
         for (int k = 0; k < GROUP; k += 4) {
-            __m512i weights[VECTORS];
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-                weights[v] = _mm512_xor_si512(*(const __m512i*)(w + (4 + k) * PANEL + 64 * v), raised);
+            VI weights[PARTS];
+#pragma GCC unroll 4
+            for (int v = 0; v < PARTS; v++) weights[v] = *(const VI*)(w + (4 + k) * PANEL + 4 * VL * v) ^ raised;
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const __m512i inputs = _mm512_set1_epi32(*(const Quad*)(x + r * stride + k));
-#pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++) dot(sums[r][v], weights[v], inputs);
+                const VI inputs = *(const Quad*)(x + r * stride + k) - none;
+#pragma GCC unroll 4
+                for (int v = 0; v < PARTS; v++) dot(sums[r][v], weights[v], inputs);
             }
         }
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) {
-            const __m512 scales = _mm512_loadu_ps((const float*)w + 16 * v);
+#pragma GCC unroll 4
+        for (int v = 0; v < PARTS; v++) {
+            const V scales = load((const float*)w + VL * v);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const __m512 both = scales * _mm512_set1_ps(*(const float*)(scale + r * stride));
-                totals[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][v]), both, totals[r][v]);
+                const V both = scales * all(*(const float*)(scale + r * stride));
+                totals[r][v] = fuse(__builtin_convertvector(sums[r][v], V), both, totals[r][v]);
             }
         }
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++) _mm512_storeu_ps(out + r * PANEL + 16 * v, totals[r][v]);
+        for (int v = 0; v < PARTS; v++) store(out + r * PANEL + VL * v, totals[r][v]);
 }
 #else
 template <int R>

@@ -11,6 +11,9 @@
 #include <thread>
 #include <unistd.h>
 #include <vector>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #ifndef MADE_OF  // by setup.py alone
 #define MADE_OF 0
 #endif
@@ -253,6 +256,18 @@ Fault admit(Engine& e, const Step& plan) {
     return FINE;
 }
 
+#if defined(__x86_64__)
+// Whether there is AVX-VNNI; or, for a test on another processor, the same in the encoding of AVX-512
+bool multiplies_bytes() {
+#if defined(EVEX)
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+#else
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 4);
+#endif
+}
+#endif
+
 }  // namespace
 
 constexpr int STEEP = 1024;  // tokens that usually hold all of top-p
@@ -327,7 +342,11 @@ void* triolet_open(const Model* model, int32_t level) {
     const int best = triolet_level();
     const int chosen = level && level < best ? level : best;
 #if defined(__x86_64__)
-    native->code = chosen >= 4 ? level4::code() : chosen >= 3 ? level3::code() : level1::code();
+    switch (chosen) {
+        case 4: native->code = level4::code(); break;
+        case 3: native->code = multiplies_bytes() ? level3_vnni::code() : level3::code(); break;
+        default: native->code = level1::code();
+    }
 #else
     native->code = level1::code();
 #endif
