@@ -16,10 +16,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+_V4 = ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512")
 X86 = {
     "level3": ["-march=x86-64-v3"],
     "level3_vnni": ["-march=x86-64-v3", "-DVNNI"],
-    "level4": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
+    "level4": [*_V4],
+    "level5": [*_V4, "-mavx512bf16"],
 }
 
 

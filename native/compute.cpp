@@ -92,32 +92,33 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
     }
 }
 
-inline bool is_prepared(const Operation& o) { return o.norm != NO_NORM || o.matrix->format == INT8; }
+inline bool is_prepared(const Operation& o) { return o.norm != NO_NORM || is_narrowed(o.matrix->format); }
 inline int pieces_of(const Operation& o) { return is_gated(o) ? o.matrix->panels / 2 : o.matrix->panels; }
-inline int own_rows(const Operation& o) { return o.matrix->format == INT8 ? OWN_INT8 : OWN_ROWS; }
+inline int own_rows(const Operation& o) { return is_narrowed(o.matrix->format) ? OWN_NARROWED : OWN_ROWS; }
 
 // How far apart the rows are that a product reads, in bytes
 inline size_t stride_of(const Engine& e, const Operation& o) {
     const int inputs = o.matrix->inputs;
     if (!is_prepared(o)) return (size_t)e.model.buffers[o.from].width * 4;
+    if (o.matrix->format == PAIRS) return pairs_bytes(inputs);
     return o.matrix->format == INT8 ? quantized_bytes(inputs) : (size_t)inputs * 4;
 }
 
-// A row as a product reads it: normalized, quantized, or both by way of `room`
+// A row as a product reads it: normalized, made smaller, or both by way of `room`
 void prepare_row(const Engine& e, const Operation& o, int row, float* room, uint8_t* to) {
     const float* x = row_of(e, o, row);
-    const bool quantized = o.matrix->format == INT8;
     if (o.norm != NO_NORM) {
-        float* normed = quantized ? room : (float*)to;
+        float* normed = is_narrowed(o.matrix->format) ? room : (float*)to;
         normalize(o, x, normed, o.matrix->inputs);
         x = normed;
     }
-    if (quantized) quantize(x, o.matrix->inputs, to);
+    if (o.matrix->format == INT8) quantize(x, o.matrix->inputs, to);
+    if (o.matrix->format == PAIRS) pair(x, o.matrix->inputs, to);
 }
 
 void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t round) {
     const Matrix& m = *o.matrix;
-    uint8_t* own = (uint8_t*)e.own[thread] + (m.format == INT8 ? ((size_t)m.inputs * 4 + 63) / 64 * 64 : 0);
+    uint8_t* own = (uint8_t*)e.own[thread] + (is_narrowed(m.format) ? ((size_t)m.inputs * 4 + 63) / 64 * 64 : 0);
     bool prepared = false;
     share(e, phase, thread, round, [&](int piece, int count) {
         const int all_rows = rows_of(e, o), panels = pieces_of(o);
@@ -136,7 +137,9 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
         if (m.format == INT8) return multiply8(m, panel, count, apart, x, stride, rows, each);
         const float* floats = (const float*)x;
         const int64_t width = stride / 4;
+        const Matrix pairs{m.format, pairs_of(m.inputs), m.outputs, m.panels, m.weights, m.bias};
         switch (m.format) {
+            case PAIRS: return multiply<Pairs>(pairs, panel, count, apart, floats, width, rows, each);
             case FLOAT32: return multiply<Float32>(m, panel, count, apart, floats, width, rows, each);
             case FLOAT16: return multiply<Float16>(m, panel, count, apart, floats, width, rows, each);
             default: return multiply<Bfloat16>(m, panel, count, apart, floats, width, rows, each);

@@ -8,7 +8,7 @@ constexpr int CHUNK = 128;    // positions whose scores are one softmax
 constexpr int SPAN = 512;     // positions that one thread attends to; of few rows, several threads have one each
 constexpr int BLOCK = 8;      // rows of a chunk that are attended together
 constexpr int OWN_ROWS = 32;  // up to so many rows each thread normalizes for itself; more, all together before
-constexpr int OWN_INT8 = 8;   // the same where rows are quantized, too
+constexpr int OWN_NARROWED = 8;  // the same where rows become smaller, too
 constexpr int BATCH = 48;     // rows that a block of weights is read for
 constexpr int LONG = 256;     // rows of a chunk whose attention may be quantized
 constexpr int BAND = 192;     // rows whose inputs stay in the caches while all weights pass
@@ -45,6 +45,10 @@ struct Engine {
 
 int draw(const float* logits, int count, float largest, const Draw&, double* chances, int32_t* ids);
 
+static inline bool is_narrowed(int format) { return format == INT8 || format == PAIRS; }  // inputs become smaller, too
+static inline int pairs_of(int inputs) { return (inputs + 1) / 2; }
+static inline size_t pairs_bytes(int inputs) { return ((size_t)pairs_of(inputs) * 4 + 63) / 64 * 64; }
+
 // A row of inputs in int8, [groups][GROUP], its groups' scales, and what is added to their products
 static inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 8) + 63) / 64 * 64; }
@@ -63,3 +67,4 @@ namespace level1 { Code code(); }
 namespace level3 { Code code(); }
 namespace level3_vnni { Code code(); }
 namespace level4 { Code code(); }
+namespace level5 { Code code(); }

@@ -113,11 +113,18 @@ inline V activated(V x, int activation) {
 typedef uint16_t H __attribute__((vector_size(2 * VL)));
 typedef uint16_t HU __attribute__((vector_size(2 * VL), aligned(2), may_alias));
 
-struct Float32 {
+// How a product takes weights and inputs: one number of an output with one of a row
+struct Float32;
+struct Single {
+    using Wide = Float32;  // the format of what is widened
+    static inline V spread(const float* x) { return all(*x); }
+    static inline V add(V weights, V inputs, V sums) { return fuse(weights, inputs, sums); }
+};
+struct Float32 : Single {
     static constexpr int BYTES = 4;
     static inline V widen(const uint8_t* at) { return *(const V*)at; }
 };
-struct Float16 {
+struct Float16 : Single {
     static constexpr int BYTES = 2;
     static inline V widen(const uint8_t* at) {
 #if defined(__AVX512F__)
@@ -138,7 +145,7 @@ struct Float16 {
         return size < 0x1p-14f ? (VI)(size + 0.5f) - (126 << 23) : size < INFINITE ? normal : size == INFINITE ? 0x7c00 - (VI){} : 0x7e00 - (VI){};
     }
 };
-struct Bfloat16 {
+struct Bfloat16 : Single {
     static constexpr int BYTES = 2;
     static inline V widen(const uint8_t* at) {
 #if defined(__AVX512F__)
@@ -153,6 +160,25 @@ struct Bfloat16 {
     static inline VI narrow(V size) {
         const VI bits = size == size ? (VI)size : 0x7fc00000 - (VI){};
         return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    }
+};
+
+// Two numbers in bfloat16 as one of 32 bits. The processor's instruction fuses both products with a sum, one after the
+// other, and takes numbers below 2^-126 for zero. GCC keeps the sums of its own function for it in memory.
+struct Pairs {
+    using Wide = Pairs;
+    static constexpr int BYTES = 4;
+    static inline V widen(const uint8_t* at) { return *(const V*)at; }
+    static inline V spread(const float* x) { return (V)(*(const int32_t*)(const void*)x - (VI){}); }
+    static inline V add(V weights, V inputs, V sums) {
+#if defined(__AVX512BF16__)
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));
+        return sums;
+#else
+        const VI second = 0xffff0000 - (VI){}, w = (VI)weights, x = (VI)inputs;
+        sums = fuse((V)(w & second), (V)(x & second), sums);
+        return fuse((V)(w << 16), (V)(x << 16), sums);
+#endif
     }
 };
 

@@ -26,18 +26,18 @@ inline void block(const uint8_t* const* weights, int count, const float* x, int6
                 wide[p][v] = W::widen(w[p] + v * VL * W::BYTES);
                 if (P * N > R)  // rows are fewer: their inputs stay in registers, else the weights
 #pragma GCC unroll 16
-                    for (int r = 0; r < R; r++) sums[p][v][r] = fuse(wide[p][v], all(x[r * stride + k]), sums[p][v][r]);
+                    for (int r = 0; r < R; r++) sums[p][v][r] = W::add(wide[p][v], W::spread(x + r * stride + k), sums[p][v][r]);
             }
             w[p] += PANEL * W::BYTES;
         }
         if (P * N > R) continue;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const V input = all(x[r * stride + k]);
+            const V input = W::spread(x + r * stride + k);
 #pragma GCC unroll 4
             for (int p = 0; p < P; p++)
 #pragma GCC unroll 16
-                for (int v = 0; v < N; v++) sums[p][v][r] = fuse(wide[p][v], input, sums[p][v][r]);
+                for (int v = 0; v < N; v++) sums[p][v][r] = W::add(wide[p][v], input, sums[p][v][r]);
         }
     }
     for (int p = 0; p < P; p++)
@@ -75,12 +75,12 @@ void halved(const Matrix& m, int panel, const float* x, int64_t stride, int rows
         }
 }
 
-template <int R>
+template <class W, int R>
 inline void tile(const uint8_t* const* w, int count, const float* x, int64_t stride, int rows, float* out, bool add, Fetch fetch) {
     if constexpr (R > 1) {
-        if (rows < R) return tile<R - 1>(w, count, x, stride, rows, out, add, fetch);
+        if (rows < R) return tile<W, R - 1>(w, count, x, stride, rows, out, add, fetch);
     }
-    block<Float32, 1, R>(w, count, x, stride, out, add, fetch);
+    block<W, 1, R>(w, count, x, stride, out, add, fetch);
 }
 
 // Up to BATCH rows, to out [rows][PANEL]: each block of weights is read once, made float32, and multiplied from the
@@ -101,7 +101,7 @@ void many(const Matrix& m, int panel, const float* x, int64_t stride, int rows, 
             const int taken = (rows - row + tiles - t - 1) / (tiles - t);
             const int lines = count * PANEL * W::BYTES / 64, from = lines * t / tiles;
             const Fetch fetch{next + 64 * from, lines * (t + 1) / tiles - from};
-            tile<ROWS>(&w, count, x + row * stride + start, stride, taken, out + row * PANEL, start > 0, fetch);
+            tile<typename W::Wide, ROWS>(&w, count, x + row * stride + start, stride, taken, out + row * PANEL, start > 0, fetch);
             row += taken;
         }
     }
@@ -148,6 +148,7 @@ constexpr size_t GROUP_BYTES = PANEL * (4 + GROUP);
 
 inline size_t panel_bytes(const Matrix& m) {
     if (m.format == INT8) return groups_of(m.inputs) * GROUP_BYTES;
+    if (m.format == PAIRS) return (size_t)pairs_of(m.inputs) * PANEL * 4;
     return (size_t)m.inputs * PANEL * bytes_of(m.format);
 }
 
@@ -155,6 +156,12 @@ inline size_t panel_bytes(const Matrix& m) {
 inline VI whole_of(V x) {
     const V finite = x == x ? x : (V){};
     return __builtin_convertvector((finite + 12582912.0f) - 12582912.0f, VI);
+}
+
+// A row in pairs
+void pair(const float* x, int width, uint8_t* to) {
+    narrow<Bfloat16>(x, width, to);
+    if (width % 2) __builtin_memset(to + 2 * width, 0, 2);
 }
 
 // A row in int8, each group by the scale of its largest value, with what `RAISED` weights add to its products

@@ -82,12 +82,12 @@ void lay_out(Engine& e, Room& room) {
     e.types = room.take<int32_t>(m.most_rows);
     e.ready = room.take<uint8_t>(m.most_rows * ready_bytes(e.width));
     e.parts = room.take<float>(parts);
-    const size_t quantized = e.width + OWN_INT8 * quantized_bytes(e.width) / 4 + 16;
+    const size_t narrowed = e.width + OWN_NARROWED * std::max(quantized_bytes(e.width), pairs_bytes(e.width)) / 4 + 16;
     e.keys = room.take<float>(keys);
     e.values = room.take<float>(values);
     // a chance and an id of each token
     const size_t drawn = m.chooses ? 3 * (size_t)m.buffers[m.buffer_count - 1].width : 0;
-    const size_t own = std::max({(size_t)OWN_ROWS * e.width, quantized, attended, scores, drawn});
+    const size_t own = std::max({(size_t)OWN_ROWS * e.width, narrowed, attended, scores, drawn});
     for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(own);
 }
 
@@ -326,7 +326,7 @@ int32_t triolet_level() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
-        return 4;
+        return __builtin_cpu_supports("avx512bf16") ? 5 : 4;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return 3;
 #endif
     return 1;
@@ -343,6 +343,7 @@ void* triolet_open(const Model* model, int32_t level) {
     const int chosen = level && level < best ? level : best;
 #if defined(__x86_64__)
     switch (chosen) {
+        case 5: native->code = level5::code(); break;
         case 4: native->code = level4::code(); break;
         case 3: native->code = multiplies_bytes() ? level3_vnni::code() : level3::code(); break;
         default: native->code = level1::code();

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
+enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, PAIRS = 4 };
 enum Kind : int32_t {
     NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
     KEEP = 9, RECALL = 10, LSTM = 11
@@ -25,7 +25,8 @@ enum Fault : int32_t {
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
 // zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
-// [groups] of [32] scales, float32, and [GROUP / 4][32][4] values; the last group is filled up with zeros.
+// [groups] of [32] scales, float32, and [GROUP / 4][32][4] values; the last group is filled up with zeros. PAIRS: two
+// inputs in bfloat16 of an output lie together, [panels][pairs][32][2], and inputs become bfloat16; an odd one has a zero.
 constexpr int GROUP = 32;
 struct Matrix {
     int32_t format, inputs, outputs, panels;
@@ -155,6 +156,6 @@ void* triolet_open(const Model*, int32_t level);  // null: the same, or there ar
 void triolet_close(void*);
 int32_t triolet_step(void*, const Step*);
 uint32_t triolet_made_of();  // the checksum of the sources
-int32_t triolet_level();  // the best one of this processor: 1, 3 or 4, as of x86-64, 4 with products of bytes (VNNI)
+int32_t triolet_level();  // the best one of this processor: 1, 3 or 4, as of x86-64, 4 with products of bytes (VNNI), 5 also of bfloat16
 }
 #pragma GCC visibility pop

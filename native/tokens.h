@@ -11,6 +11,10 @@ void look_up(const Engine& e, const Operation& o, int row) {
         if (m.format == INT8) {
             const uint8_t* group = at + i / GROUP * GROUP_BYTES;
             to[i] = (int8_t)group[(4 + i % GROUP / 4 * 4) * PANEL + 4 * lane + i % 4] * ((const float*)group)[lane] * o.scale;
+        } else if (m.format == PAIRS) {
+            const uint16_t bits[2] = {0, ((const uint16_t*)at)[(i / 2 * PANEL + lane) * 2 + i % 2]};
+            __builtin_memcpy(to + i, bits, 4);
+            to[i] *= o.scale;
         } else {
             const int size = m.format == FLOAT32 ? 4 : 2, first = lane / VL * VL;  // a vector, of which one is wanted
             const uint8_t* vector = at + ((int64_t)i * PANEL + first) * size;

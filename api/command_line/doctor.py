@@ -123,6 +123,7 @@ State = Literal["ok", "slow", "wrong"]
 _LEAST_MEMORY = 1 << 30  # bytes that should be available
 _LEAST_DISK = 2 << 30
 _MATTER = ("torch", "transformers", "tokenizers", "trio", "numpy")
+_SETS = {3: "AVX2", 4: "AVX-512", 5: "AVX-512 and bfloat16"}  # by the level of the native library
 
 
 @frozen
@@ -275,7 +276,7 @@ def _native() -> Finding:
     except EngineError as error:
         told, _, todo = str(error).partition("; ")
         return Finding("native", "wrong", told, todo)
-    level = None if library is None else {3: "AVX2", 4: "AVX-512"}.get(library.level, "no instruction set of its own")
+    level = None if library is None else _SETS.get(library.level, "no instruction set of its own")
     compiler = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
     native = "missing: models on the CPU use torch's operations" if level is None else f"present, with {level}"
     return judged("native", native, (level is None, "slow", compiler))

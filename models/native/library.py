@@ -175,8 +175,9 @@ class Library:
 
     @property
     def level(self) -> int:
-        """The level of this processor's instruction set, as x86-64 counts levels: 1, 3 (AVX2) or 4 (AVX-512 with VNNI).
-        Other processors have level 1."""
+        """The level of this processor's instruction set, as x86-64 counts levels: 1, 3 (AVX2, with the products of
+        AVX-VNNI if there are some), 4 (AVX-512 with VNNI) or 5 (with products in bfloat16, too). Other processors have
+        level 1."""
         return int(self._calls.triolet_level())
 
     def room(self, model: ModelData) -> int:

@@ -1,5 +1,7 @@
 """`Panels`: a matrix in the order in which the native library reads it. Its numbers are in int8, in 16 bits if these
-hold every value exactly, or in float32."""
+hold every value exactly, or in float32. A weight in bfloat16 is multiplied in bfloat16. A weight in float32 is
+multiplied in float32, even if 16 bits hold it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ PANEL = 32  # outputs that lie side by side
 GROUP = 32  # inputs that share a scale in int8
 BATCH = 48  # rows that are attended together if each row attends to all rows
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
+_PAIRS = 4  # the format of a matrix in bfloat16 whose inputs become bfloat16, too
 _SCALES = 4 * PANEL  # bytes before a group's values
 _PART = 1024  # outputs that are converted or compared at a time
 
@@ -27,7 +30,9 @@ class Panels:
 
     Args:
         packed: the values, [panels, inputs, 32]. In int8: bytes [panels, groups, 128 + 1024]. Each group of 32 inputs
-            has its float32 scales [32], then its values [8, 32, 4]. Four inputs of an output lie side by side.
+            has its float32 scales [32], then its values [8, 32, 4]. Four inputs of an output lie side by side. In
+            pairs: bfloat16 [panels, pairs, 32, 2], two inputs of an output side by side. The library then rounds the
+            inputs to bfloat16, too.
         bias: float32 [panels * 32]; ``None``: there is no bias.
     """
 
@@ -41,12 +46,17 @@ class Panels:
         """Packs ``weight`` [outputs, inputs] and ``bias`` [outputs].
 
         Args:
-            dtype: the dtype of the panels, perhaps ``torch.int8``; by default one of 16 bits if it holds every value.
+            dtype: the dtype of the panels, perhaps ``torch.int8``; by default one of 16 bits if it holds every value,
+                and pairs if the weight is in bfloat16.
         """
         if dtype == torch.int8:
             return cls.of_int8(*quantized(weight), bias)
         outputs, inputs = weight.shape
         panels = -(-outputs // PANEL)
+        if dtype is None and weight.dtype == torch.bfloat16:
+            own = functional.pad(weight, (0, inputs % 2, 0, -outputs % PANEL)).view(panels, PANEL, -1, 2)
+            own = own.transpose(1, 2).contiguous()
+            return cls(outputs, inputs, own, None if bias is None else filled(bias, panels))
         packed = torch.empty(panels, inputs, PANEL, dtype=dtype or narrowest(weight))
         whole = outputs // PANEL
         packed[:whole] = weight[: whole * PANEL].view(whole, PANEL, inputs).transpose(1, 2)
@@ -93,7 +103,7 @@ class Panels:
         """Returns the weights of the outputs ``places``, float32 [places, inputs], as an embedding does."""
         panels, outputs = places // PANEL, places % PANEL
         if not self.in_int8:
-            return self.packed[panels, :, outputs].float()
+            return self.packed[panels, :, outputs].flatten(1)[:, : self.inputs].float()
         values = self._values[panels, :, :, outputs].flatten(2)  # [places, groups, 32]
         return (values * self._scales[panels, :, outputs][..., None]).flatten(1)[:, : self.inputs].contiguous()
 
@@ -105,7 +115,7 @@ class Panels:
     def data(self) -> Any:
         """Returns a pointer for the library, which is valid as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        form, panels = FORMATS[self.packed.dtype], len(self.packed)
+        form, panels = FORMATS[self.packed.dtype] if self.packed.dim() == 3 else _PAIRS, len(self.packed)
         return pointer(MatrixData(form, self.inputs, self.outputs, panels, self.packed.data_ptr(), bias))
 
 

@@ -468,6 +468,8 @@ def test_panels_hold_the_matrix_exactly(outputs: int, inputs: int, dtype: torch.
     assert torch.equal(packed.part(outputs // 3, outputs), weight[outputs // 3 :])
     places = torch.arange(outputs).flip(0)
     assert torch.equal(packed.rows(places), weight[places])
+    pairs = Panels.of(weight.bfloat16())
+    assert torch.equal(pairs.rows(places), weight.bfloat16().float()[places])
 
 
 @given(outputs=st.integers(1, 70), inputs=st.integers(1, 150), seed=st.integers(0, 99))

@@ -30,13 +30,14 @@ from triolet.models.sampling.rules import ConstantBans, SamplerInput, draw_of
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
 VOCABULARY, HIDDEN, SCALE, MOST_ROWS, EOS = 1_997, 48, 1.5, 7, 9
+PAIRS = "pairs"  # a weight in bfloat16
 TOKENS = st.integers(0, VOCABULARY - 1)
 POSITIONS = torch.randn(99, HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
-def table(dtype: torch.dtype | None) -> Panels:
+def table(dtype: torch.dtype | str | None) -> Panels:
     weight = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1))
-    return Panels.of(weight, dtype=dtype)
+    return Panels.of(weight.bfloat16()) if dtype == PAIRS else Panels.of(weight, dtype=dtype)
 
 
 @contextmanager
@@ -146,11 +147,11 @@ def assert_alike(runner: Runner, fed: Sequence[int], draws: Sequence[Draw]) -> N
 @settings(max_examples=120)
 @given(
     asked=st.lists(st.tuples(TOKENS, DRAWS), min_size=1, max_size=12),
-    dtype=st.sampled_from([None, torch.float16, torch.bfloat16, torch.int8]),
-    level=st.sampled_from([1, 3, 4]),
+    dtype=st.sampled_from([None, torch.float16, torch.bfloat16, torch.int8, PAIRS]),
+    level=st.sampled_from([1, 3, 4, 5]),
 )
 def test_the_library_answers_as_torch_does(
-    asked: list[tuple[int, Draw]], dtype: torch.dtype | None, level: int
+    asked: list[tuple[int, Draw]], dtype: torch.dtype | str | None, level: int
 ) -> None:
     """Tokens by every rule, beams, and what is asked; in one call, or in several of ``MOST_ROWS`` rows."""
     with running(table(dtype), torch.zeros(VOCABULARY), level=level) as runner:

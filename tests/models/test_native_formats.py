@@ -1,4 +1,5 @@
-"""Pages and slots of 16 bits in the native library: the nearest numbers are written, and read as they are."""
+"""Numbers of 16 bits in the native library: in pages and slots the nearest ones are written, and read as they are; and
+products in bfloat16."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from triolet.models.memory.rows import Rows
 from triolet.models.memory.slots import CrossKV
-from triolet.models.native.library import Library
+from triolet.models.native.library import Ending, Library
+from triolet.models.native.panels import Panels
 from triolet.models.native.program import Attention, Program
 from triolet.models.native.runner import Runner
 
@@ -97,3 +99,41 @@ def test_a_slot_of_16_bits_holds_the_nearest_numbers(kept: torch.dtype) -> None:
         cross.write(0, 1, *written.view(2, 2, 3, 5, 7)[0])
         expected = nearest(written.view(2, 2, 3, 5, 7)[0], kept)
         torch.testing.assert_close(cross.tensors()[0][1, :, 0], expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("level", [1, 3, 4, 5])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (77, 33), (576, 96)])
+def test_a_product_in_bfloat16_is_that_of_the_rounded_inputs(level: int, inputs: int, outputs: int) -> None:
+    """With sums in float32; a row has the same bits alone and beside any others, on any number of threads."""
+    make = torch.Generator().manual_seed(inputs)
+    weight, bias = torch.randn(outputs, inputs, generator=make).bfloat16(), torch.randn(outputs, generator=make)
+    rows = torch.randn(100, inputs, generator=make)
+    panels = Panels.of(weight, bias)
+    found = [product(panels, rows[:count], level, threads) for count, threads in [(100, 1), (100, 3), (7, 2)]]
+    expected = rows.bfloat16().double() @ weight.double().T + bias
+    torch.testing.assert_close(found[0].double(), expected, atol=1e-6 * inputs**0.5, rtol=1e-6)
+    for first, other in [(0, found[1]), (0, found[2]), (13, product(panels, rows[13:14], level))]:
+        assert torch.equal(other, found[0][first : first + len(other)])
+
+
+@pytest.mark.parametrize("level", [1, 3, 4, 5])
+def test_a_weight_that_is_only_held_in_bfloat16_is_multiplied_in_float32(level: int) -> None:
+    make = torch.Generator().manual_seed(0)
+    weight, rows = torch.randn(64, 128, generator=make).bfloat16(), torch.randn(9, 128, generator=make)
+    panels = Panels.of(weight.float())
+    assert panels.packed.dtype == torch.bfloat16
+    expected = rows.double() @ weight.double().T
+    torch.testing.assert_close(product(panels, rows, level).double(), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(product(panels, rows, level), product(Panels.of(weight), rows, level))
+
+
+def product(panels: Panels, rows: Tensor, level: int, threads: int = 1) -> Tensor:
+    """The product of a program of one operation."""
+    program = Program()
+    program.linear(program.buffer(panels.inputs), program.buffer(panels.outputs), panels, Ending.STORE)
+    with torch.inference_mode():
+        count = len(rows)
+        runner = Runner.open(loaded(), program, None, rows=count, positions=count, threads=threads, level=level)
+        found = runner.step(rows.clone(), Rows.all_of(count))
+        runner.release()
+    return found

@@ -102,15 +102,17 @@ struct Made {
     const Matrix* matrix(int inputs, int outputs, bool gated, int most) {
         const int panels = (outputs + PANEL - 1) / PANEL * (gated ? 2 : 1);
         const int format = draw.upto(FLOAT32, most), groups = (inputs + GROUP - 1) / GROUP;
-        const size_t bytes = (size_t)PANEL * (format == INT8 ? groups * (4 + GROUP) : inputs * (format ? 2 : 4));
+        const size_t values = format == PAIRS ? (inputs + 1) / 2 * 2 : inputs;
+        const size_t bytes = (size_t)PANEL * (format == INT8 ? groups * (4 + GROUP) : values * (format ? 2 : 4));
         uint8_t* packed = arena.take<uint8_t>(panels * bytes);
-        if (format == INT8) memset(packed, 0, panels * bytes);
+        if (format == INT8 || format == PAIRS) memset(packed, 0, panels * bytes);
         std::vector<float> plain((size_t)panels * PANEL * inputs);
         for (int out = 0; out < panels * PANEL; out++)
             for (int in = 0; in < inputs; in++) {
                 float w = draw.value() * 1.7f / sqrtf((float)inputs);
                 uint8_t* at = packed + out / PANEL * bytes;
-                const size_t place = (size_t)in * PANEL + out % PANEL;
+                const size_t of_pair = ((size_t)in / 2 * PANEL + out % PANEL) * 2 + in % 2;
+                const size_t place = format == PAIRS ? of_pair : (size_t)in * PANEL + out % PANEL;
                 if (format == INT8) {
                     at += (size_t)(in / GROUP) * PANEL * (4 + GROUP);
                     float& scale = ((float*)at)[out % PANEL];
@@ -176,7 +178,7 @@ struct Made {
     size_t kv_bytes() const { return kv_format == FLOAT32 ? 4 : 2; }
 
     Made(uint32_t seed, int extra) : draw{std::mt19937(seed)}, extra(extra) {
-        most_format = draw.of({BFLOAT16, INT8}), kv_format = draw.of({FLOAT32, FLOAT16, BFLOAT16});
+        most_format = draw.of({BFLOAT16, INT8, PAIRS}), kv_format = draw.of({FLOAT32, FLOAT16, BFLOAT16});
         paged = !draw.one_in(3), joined = !paged && !draw.one_in(3), stated = joined && draw.one_in(2);
         recurrent = !paged && !joined && draw.one_in(2), part = draw.of({1, 30, 64, POSITIONS});
         const int before = stated ? draw.upto(0, 3) : 0;  // blocks

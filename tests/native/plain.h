@@ -38,6 +38,10 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
         for (int i = g; i < std::min(m.inputs, g + GROUP) && largest; i++)
             x[i] = nearbyintf((float)x[i] * (127 / largest)) * largest / 127;
     }
+    for (double& v : x) {
+        float nearest = (float)v;
+        if (m.format == PAIRS) sixteen(nearest, BFLOAT16), v = nearest;
+    }
     auto output = [&](int out) {
         double sum = m.bias ? m.bias[out] : 0;
         for (int in = 0; in < m.inputs; in++) sum += x[in] * weights[(size_t)out * m.inputs + in];
