@@ -112,10 +112,12 @@ class EngineConfig:
     Args:
         device: ``"auto"`` (CUDA if there is such a device, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+            In bfloat16 on the CPU the native library multiplies in bfloat16, and computes all else in float32. This is
+            faster if the CPU has instructions for it (AVX512_BF16).
         kv_dtype: the type of stored keys and values, including those of cross-attention. ``"auto"``: the same as
             ``dtype``, and ``"float16"`` for Whisper in int8 on the CPU. ``"float16"`` or ``"bfloat16"``: half of the
             bytes of float32, so twice the tokens in the same room. These are for models that the native library
-            computes in float32 on the CPU. The library still computes in float32, and rounds the values that it
+            computes on the CPU. The library still computes in float32, and rounds the values that it
             stores. If torch computes the model, only ``dtype`` is allowed.
         threads: the number of CPU threads of torch, a setting of the whole process: that of the engine that opened
             last holds, and the program's own when all engines have ended. 0: one for each physical core that

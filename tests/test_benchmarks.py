@@ -49,7 +49,10 @@ PRINTED = {
         "holds: encoder outputs evicted: ",
     ],
     "memory.py hours --count 1": ["holds: the recording was read to its end", CLAIM + "grown by "],
-    "divergence.py tiny --tokens 50": ["50 tokens: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "],
+    "divergence.py tiny --tokens 50": [
+        *("50 tokens in int8: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
+        *("50 tokens in bfloat16: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
+    ],
     "fleet.py --replicas 4": [
         r"\| steady \| by load \| \d+ \| ",
         r"\| high load \| by content \| ",

@@ -151,9 +151,15 @@ class Blueprint:
         native library may compute it."""
         if self.device.type != "cpu":
             return f"it runs on {self.device}"
-        if self.dtype != torch.float32:
-            return f"it computes in {self.dtype_name}; known: float32"
+        if self.dtype == torch.float16:
+            return "it computes in float16; known: float32 and bfloat16"
         return "the package was installed without a compiler" if Library.load() is None else None
+
+    def not_native_part(self, part: str) -> str | None:
+        """The reason why torch computes a part that the native library computes in float32 alone, as `not_native`."""
+        if self.dtype != torch.float32:
+            return f"{part} computes in {self.dtype_name}; known: float32"
+        return Blueprint.not_native(self)
 
     def check_kv_dtype(self, why_not: str | None) -> None:
         """Raises `InvalidRequest` if torch computes the model, but its keys and values are to be held in another dtype.

@@ -215,7 +215,7 @@ def _hears(blueprint: AnyBlueprint) -> bool:
 
 def _is_of_transducer(blueprint: AnyBlueprint, name: str) -> bool:
     """True for matrices of prediction and joint networks that the native library computes."""
-    known = isinstance(blueprint, FrameBlueprint) and Blueprint.not_native(blueprint) is None
+    known = isinstance(blueprint, FrameBlueprint) and blueprint.not_native_part("") is None
     return known and _OF_TRANSDUCERS.search(name) is not None
 
 
@@ -223,7 +223,7 @@ def _has_tower(blueprint: AnyBlueprint) -> TypeGuard[TextBlueprint]:
     """True if the native library computes the encoder of images or audio within a language model."""
     if not isinstance(blueprint, TextBlueprint) or blueprint.checkpoint.config.model_type not in TOWER_TYPES:
         return False
-    return (unknown_config(blueprint.checkpoint.config) or Blueprint.not_native(blueprint)) is None
+    return (unknown_config(blueprint.checkpoint.config) or blueprint.not_native_part("")) is None
 
 
 def _is_of_items(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
@@ -286,8 +286,11 @@ def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterato
 def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     count, width = prod(stored.shape), blueprint.dtype.itemsize
     computed = may_be_native(blueprint) or _hears(blueprint) or _has_tower(blueprint)
-    if (computed or _is_of_transducer(blueprint, name)) and _is_packed(blueprint, name, stored):
+    native = computed or _is_of_transducer(blueprint, name)
+    if native and _is_packed(blueprint, name, stored):
         return _packed_bytes(blueprint, name, stored)
+    if native and len(stored.shape) == 1:  # perhaps a bias, which is in float32 in any dtype
+        return 4 * count
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
     if blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored):
@@ -323,6 +326,8 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
         return panels * -(-inputs // GROUP) * (4 + GROUP) * PANEL
+    if blueprint.dtype == torch.bfloat16:  # in pairs of inputs
+        return panels * PANEL * (inputs + inputs % 2) * 2
     scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # scaling may not be exact in 16 bits
     return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
 

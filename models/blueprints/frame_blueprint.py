@@ -19,7 +19,7 @@ from ..native.transducers import pack_transducer, transducer_program, unknown_tr
 from ..networks.frame_network import AHEAD, FrameNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from .blueprint import Blueprint, ModuleBlueprint, Own, Parts
+from .blueprint import ModuleBlueprint, Own, Parts
 
 
 @frozen(kw_only=True, eq=False)
@@ -73,7 +73,7 @@ class FrameBlueprint(ModuleBlueprint):
 
     def unknown_transducer(self, module: Any) -> str | None:
         """The reason why the native library does not compute the prediction network; ``None``: it does."""
-        return Blueprint.not_native(self) or unknown_transducer(module)
+        return self.not_native_part("its prediction network") or unknown_transducer(module)
 
     def take(self, own: Own, model: Any) -> Parts:
         family, shape = self.checkpoint.family, self.checkpoint.shape

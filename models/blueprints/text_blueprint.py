@@ -27,7 +27,7 @@ from ..networks.causal import CausalDecode, CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from .blueprint import NATIVE_ROWS, Blueprint, ModuleBlueprint, Own, Parts
+from .blueprint import NATIVE_ROWS, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder
 
 
@@ -96,7 +96,7 @@ class TextBlueprint(ModuleBlueprint):
         """Returns the encoder of images or audio that the native library computes, or the reason why it does not."""
         if self.checkpoint.family is None:
             return "it reads text alone"
-        return Blueprint.not_native(self) or known_tower(module)
+        return self.not_native_part("its encoder") or known_tower(module)
 
     def _language(self, module: nn.Module) -> nn.Module:
         """Returns the part of ``module`` that decodes text. Its other parts, which encode, are small."""

@@ -52,18 +52,17 @@ class Panels:
         if dtype == torch.int8:
             return cls.of_int8(*quantized(weight), bias)
         outputs, inputs = weight.shape
-        panels = -(-outputs // PANEL)
-        if dtype is None and weight.dtype == torch.bfloat16:
-            own = functional.pad(weight, (0, inputs % 2, 0, -outputs % PANEL)).view(panels, PANEL, -1, 2)
-            own = own.transpose(1, 2).contiguous()
-            return cls(outputs, inputs, own, None if bias is None else filled(bias, panels))
-        packed = torch.empty(panels, inputs, PANEL, dtype=dtype or narrowest(weight))
-        whole = outputs // PANEL
-        packed[:whole] = weight[: whole * PANEL].view(whole, PANEL, inputs).transpose(1, 2)
+        panels, whole = -(-outputs // PANEL), outputs // PANEL
+        side = 2 if dtype is None and weight.dtype == torch.bfloat16 else 1  # inputs of an output side by side
+        own = functional.pad(weight, (0, 1)) if inputs % side else weight
+        places = own.shape[1] // side
+        packed = torch.empty(panels, places, PANEL, side, dtype=dtype or narrowest(weight))
+        packed[:whole] = own[: whole * PANEL].view(whole, PANEL, places, side).transpose(1, 2)
         if whole < panels:
             rest = outputs - whole * PANEL
             packed[whole] = 0
-            packed[whole, :, :rest] = weight[whole * PANEL :].T
+            packed[whole, :, :rest] = own[whole * PANEL :].view(rest, places, side).transpose(0, 1)
+        packed = packed if side > 1 else packed[..., 0]
         return cls(outputs, inputs, packed, None if bias is None else filled(bias, panels))
 
     @classmethod

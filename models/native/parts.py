@@ -55,8 +55,8 @@ class PackedLinear(nn.Module):
         parts = []
         for start in range(self.first, end, _PART):
             stop = min(start + _PART, end)
-            bias = None if self.bias is None else self.bias[start:stop]
-            parts.append(functional.linear(inputs, panels.part(start, stop), bias))
+            bias = None if self.bias is None else self.bias[start:stop].to(inputs.dtype)
+            parts.append(functional.linear(inputs, panels.part(start, stop).to(inputs.dtype), bias))
         found = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         if not self.heads:
             return found
@@ -103,7 +103,7 @@ class PackedDistances(nn.Module):
     def __init__(self, outputs: Tensor, heads: int) -> None:
         super().__init__()
         self.count, filled = len(outputs), functional.pad(outputs, (0, 0, 0, -len(outputs) % PANEL))
-        split = filled.view(-1, PANEL, heads, outputs.shape[1] // heads)
+        split = filled.float().view(-1, PANEL, heads, outputs.shape[1] // heads)
         self.register_buffer("vectors", split.permute(2, 0, 3, 1).contiguous())
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class PackedDistances(nn.Module):
         assert count <= self.count, f"{count} distances; the most are {self.count}"
         first = (self.count - count) // 2
         rows = self.vectors.permute(1, 3, 0, 2).flatten(0, 1).flatten(1)[first : first + count]
-        return rows.expand(*positions.shape[:-1], -1)
+        return rows.to(positions.dtype).expand(*positions.shape[:-1], -1)
 
 
 class PackedEmbedding(nn.Module):
@@ -119,17 +119,17 @@ class PackedEmbedding(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, panels: Panels, scale: float) -> None:
+    def __init__(self, panels: Panels, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("weight", panels.packed)
-        self.whole, self.inputs, self.scale = panels.outputs, panels.inputs, scale
+        self.whole, self.inputs, self.scale, self.dtype = panels.outputs, panels.inputs, scale, dtype
 
     def panels(self) -> Panels:
         """Returns the matrix. Its tensors may have been moved since the last call."""
         return Panels(self.whole, self.inputs, self.weight, None)
 
     def forward(self, indices: Tensor) -> Tensor:
-        rows = self.panels().rows(indices.reshape(-1)).view(*indices.shape, self.inputs)
+        rows = self.panels().rows(indices.reshape(-1)).view(*indices.shape, self.inputs).to(self.dtype)
         return rows if self.scale == 1.0 else rows * self.scale
 
 
@@ -229,13 +229,13 @@ def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = Fal
         head: the linear layer that computes logits; ``None``: the model has none.
         bias: the bias of the head, in place of its own; ``None``: the head keeps its own.
     """
-    weight = embedding.weight
+    weight, dtype = embedding.weight, embedding.weight.dtype
     table = Panels.of(weight.detach(), dtype=torch.int8 if int8 else None)
     tied = head is not None and head.weight is weight
     for each in list(module.modules()):
         scale = scale_of(each)
         if scale is not None and each.weight is weight:
-            _replace(module, each, PackedEmbedding(table, scale))
+            _replace(module, each, PackedEmbedding(table, scale, dtype))
     if head is None:
         return
     panels = table if tied else packed([head], int8=int8)[0].panels()

@@ -258,7 +258,7 @@ class ConformerEncoder(SpeechEncoder):
                 layer.weight = nn.Parameter(weight, requires_grad=False)
         config = self.module.config  # torch computes a row that is masked, too
         shape = 1, min(positions + 1, config.max_position_embeddings), config.hidden_size
-        rows = torch.empty(shape, dtype=torch.float32)
+        rows = torch.empty(shape, dtype=self.module.subsampling.linear.weight.dtype)
         far = self.module.encode_positions(rows)[0]
         for layer in self.module.layers:
             own, convolution = layer.self_attn, layer.conv
@@ -409,14 +409,14 @@ def _by_distance(own: Any, of: Tensor, **others: Any) -> Attention:
     vectors = own.relative_k_proj.vectors  # [heads, panels, size, 32]
     heads, panels, size, _ = vectors.shape
     keys = Panels(heads * panels * PANEL, size, vectors.view(heads * panels, size, PANEL), None)
-    numbers = torch.einsum("hs,hpsi->hpi", own.bias_v, vectors).flatten(1)[:, : len(of)] * own.scaling
+    numbers = torch.einsum("hs,hpsi->hpi", own.bias_v.float(), vectors).flatten(1)[:, : len(of)] * own.scaling
     places = Places(of=of, keys=keys, queries=None)
     return _attention(own, distances=plain(numbers), places=places, **others)
 
 
 def _folded(convolution: Any, norm: Any) -> tuple[Tensor, Tensor]:
     """Returns the taps [rows, channels] and the shift of a convolution of each channel with its batch norm."""
-    gain = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
+    gain = plain(norm.weight) * torch.rsqrt(norm.running_var.float() + norm.eps)
     bias = 0.0 if convolution.bias is None else convolution.bias.detach()
     taps = convolution.weight.detach()[:, 0] * gain[:, None]
     return plain(taps.T), plain((bias - norm.running_mean) * gain + norm.bias.detach())

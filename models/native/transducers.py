@@ -51,7 +51,7 @@ def pack_transducer(module: Any, *, int8: bool) -> None:
     """Replaces the matrices of the prediction and joint networks by packed ones."""
     decoder = module.decoder
     table = Panels.of(decoder.embedding.weight.detach(), dtype=torch.int8 if int8 else None)
-    decoder.embedding, decoder.lstm = PackedEmbedding(table, 1.0), PackedLSTM(decoder.lstm, int8=int8)
+    decoder.embedding, decoder.lstm = PackedEmbedding(table, 1.0, torch.float32), PackedLSTM(decoder.lstm, int8=int8)
     pack_linears(decoder, ("decoder_projector",), int8=int8)
     pack_linears(module.joint, ("head",), int8=int8)
 

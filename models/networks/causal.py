@@ -137,7 +137,7 @@ class CausalNetwork(Network):
         embeddings itself."""
         rows = self._lay_out(feeds, wanted)
         if any(map(_holds_items, feeds)):
-            return self._embed(feeds, rows.starts, outputs), rows
+            return self._embed(feeds, rows.starts, outputs).float(), rows
         return [token for feed in feeds for token in feed.tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:

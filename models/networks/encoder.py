@@ -78,7 +78,7 @@ class EncoderNetwork(Network):
             return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
         with forwards([(module.base_model, given)]):
-            scores: Tensor = module(inputs_embeds=hidden[None]).logits
+            scores: Tensor = module(inputs_embeds=hidden[None].to(module.dtype)).logits
         return scores
 
     def _run(self, feeds: list[Feed], classify: bool) -> list[tuple[float, ...]]:

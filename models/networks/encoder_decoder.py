@@ -84,8 +84,8 @@ class EncoderDecoderNetwork(CrossedNetwork):
         self.cross.begin(slot, len(output))
         output = self.family.projected(self.model.module, output)
         if self.native is not None and self.crossing is not None:
-            crossing = self.crossing
-            self.cross.write_all(slot, output, lambda rows: crossing.step(rows.contiguous(), Rows.all_of(len(rows))))
+            crossing, output = self.crossing, output.float().contiguous()
+            self.cross.write_all(slot, output, lambda rows: crossing.step(rows, Rows.all_of(len(rows))))
             return
         call = WriteCall(cross=self.cross, slot=slot)
         row = output.new_zeros(1, 1, output.shape[-1])

@@ -15,7 +15,7 @@ from ..architectures.crossed_family import CrossedFamily
 from ..architectures.family import Family
 from ..architectures.frame_family import FrameFamily
 from ..architectures.streamed_encoder import AudioPiece, hear_on
-from ..checkpoints.loading import apart
+from ..checkpoints.loading import apart, place_of
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.module import TransformerModel
 from ..memory.rows import Rows
@@ -71,9 +71,10 @@ class ItemEncoder:
         if self.native is None:
             return self.family.encode(self.model.module, payloads)
         encoder, (family, module) = self._speech(), self._parts
-        clips = [encoder.embed(family.fresh(module, payload), self._stem) for payload in payloads]
+        _, own = place_of(module)
+        clips = [encoder.embed(family.fresh(module, _of_floats(payload, own)), self._stem) for payload in payloads]
         lengths = list(map(len, clips))
-        found = self.native.step(torch.cat(clips), Rows.all_of(*lengths))
+        found = self.native.step(torch.cat(clips).float(), Rows.all_of(*lengths)).to(own)
         heard = zip(torch.split(found, lengths), payloads, strict=True)
         return apart([family.finished(module, rows, payload) for rows, payload in heard])
 
@@ -91,7 +92,7 @@ class ItemEncoder:
 
     def _stem(self, windows: Tensor) -> Tensor:
         assert self.stem is not None, "a program of layers has a stem"
-        return self.stem.step(windows, Rows.all_of(len(windows)))
+        return self.stem.step(windows.float(), Rows.all_of(len(windows))).to(windows.dtype)
 
     def _hear_each(self, jobs: Sequence[EncoderItem]) -> Iterator[Tensor]:
         """Encodes items that continue others, from the states after those. No state is kept after the last piece."""
@@ -111,14 +112,15 @@ class ItemEncoder:
             or {"rows": native.new_state(), "frames": 0, "hops": 0, "padding_cache": Tails()}
             for job in jobs
         ]
-        heard: list[list[Tensor]] = [[] for _ in jobs]
+        heard, (_, own) = [list[Tensor]() for _ in jobs], place_of(module)
         while left := [index for index, job in enumerate(jobs) if states[index]["hops"] < job.payload.stop]:
-            clips = [encoder.hear_on(*_next(jobs[index].payload, states[index], native), self._stem) for index in left]
+            pieces = [_next(jobs[index].payload, states[index], native) for index in left]
+            clips = [encoder.hear_on(features.to(own), tails, self._stem) for features, tails in pieces]
             kept = [min(states[index]["frames"], native.kept) for index in left]
             rows = Rows.all_of(*map(len, clips))
             chunks = [(len(clip), 0, 0, count) for clip, count in zip(clips, kept, strict=True)]
             rows = evolve(rows, chunks=chunks, states=[states[index]["rows"] for index in left])
-            found = native.step(torch.cat(clips), rows)
+            found = native.step(torch.cat(clips).float(), rows).to(own)
             for index, part in zip(left, torch.split(found, list(map(len, clips))), strict=True):
                 states[index]["frames"] += len(part)
                 heard[index].append(part)
@@ -138,3 +140,8 @@ def _next(piece: AudioPiece, state: dict[str, Any], native: Runner) -> tuple[Ten
     *_, stop = islice(piece.chunks.ends(start, piece.stop), native.rows // native.block)
     state["hops"] = stop
     return piece.features[start:stop], state["padding_cache"]
+
+
+def _of_floats(payload: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns ``payload`` with its floating-point numbers in ``dtype``."""
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in payload.items()}

@@ -213,7 +213,7 @@ class WhisperModel(nn.Module):
         hidden = self.encoder.embed(log_mel.to(self.encoder.embed_positions.weight.dtype))
         if runner is not None:
             assert len(hidden) == 1, f"{len(hidden)} windows at a time; allowed: 1"
-            return runner.step(hidden[0], Rows.all_of(hidden.shape[1]), hidden=True)[None]
+            return runner.step(hidden[0].float(), Rows.all_of(hidden.shape[1]), hidden=True)[None].to(hidden.dtype)
         for layer in self.encoder.layers:
             hidden = layer(hidden)
         found: Tensor = self.encoder.layer_norm(hidden)

@@ -235,7 +235,8 @@ def test_sizes_follow_the_configuration(open_driver, checkpoint):
     ("dtype", "way"),
     [
         ("float32", "by the native library, on " if NATIVE else "by torch's operations, not by the native library: "),
-        ("bfloat16", "by torch's operations, not by the native library: it computes in bfloat16; known: float32"),
+        ("bfloat16", "by the native library, on " if NATIVE else "by torch's operations, not by the native library: "),
+        ("float16", "by torch's operations, not by the native library: it computes in float16; known: float32"),
     ],
 )
 def test_the_log_says_what_computes_a_model(open_driver, checkpoint, caplog, dtype, way):

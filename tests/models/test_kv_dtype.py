@@ -99,17 +99,21 @@ def test_a_comparison_finds_what_is_wrong_in_16_bits_alone(open_driver, folder, 
 @pytest.mark.parametrize(
     ("family", "changes", "why"),
     [
-        ("llama", {"dtype": "bfloat16"}, "it computes in bfloat16; known: float32; allowed: kv_dtype='bfloat16'"),
+        (
+            "llama",
+            {"dtype": "float16", "kv_dtype": "bfloat16"},
+            "it computes in float16; .*: kv_dtype='float16'",
+        ),
         ("llama", {"graphs": "eager"}, "graphs='eager'; allowed"),
         ("bert", {}, "BertModel is an encoder, which keeps no keys and values; allowed"),
-        ("bart", {"dtype": "bfloat16"}, "it computes in bfloat16"),
-        ("whisper", {"dtype": "bfloat16"}, "it computes in bfloat16"),
+        ("bart", {"dtype": "float16", "kv_dtype": "float32"}, "it computes in float16"),
+        ("whisper", {"dtype": "float16", "kv_dtype": "float32"}, "it computes in float16"),
     ],
 )
 def test_where_torch_computes_another_dtype_is_refused(folder, family, changes, why):
     """Before the weights are read, so an estimate refuses, too."""
     config = EngineConfig(**{"device": "cpu", "dtype": "float32", "kv_dtype": "float16", **changes})
-    with pytest.raises(InvalidRequest, match=f"^kv_dtype='float16', but (.*: )?{why}.* or 'auto'$"):
+    with pytest.raises(InvalidRequest, match=f"^kv_dtype='{config.kv_dtype}', but (.*: )?{why}.* or 'auto'$"):
         TorchExecutor(folder(family), config).open()
     with pytest.raises(InvalidRequest, match=why):
         estimate(folder(family), config)

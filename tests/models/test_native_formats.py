@@ -3,20 +3,25 @@ products in bfloat16."""
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel
 
+from triolet.core.request import Pooling
 from triolet.models.memory.rows import Rows
 from triolet.models.memory.slots import CrossKV
 from triolet.models.native.library import Ending, Library
 from triolet.models.native.panels import Panels
+from triolet.models.native.parts import PackedLinear
 from triolet.models.native.program import Attention, Program
 from triolet.models.native.runner import Runner
 
 from .test_native import POSITIONS, decoder_of, fed, loaded, sequences_of
+from .texts import Job, noise
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -137,3 +142,20 @@ def product(panels: Panels, rows: Tensor, level: int, threads: int = 1) -> Tenso
         found = runner.step(rows.clone(), Rows.all_of(count))
         runner.release()
     return found
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bert"])
+def test_a_model_in_bfloat16_is_computed_by_the_library(open_driver, folder, family: str) -> None:
+    """Nearer to its weights in float32 than transformers in bfloat16 is, since states and sums are in float32."""
+    driver, prompt = open_driver(folder(family), dtype="bfloat16"), noise(23, 5)
+    held = [one for one in driver.executor._open.parts.model.module.modules() if isinstance(one, PackedLinear)]
+    assert {(one.packed.dtype, one.packed.dim()) for one in held} == {(torch.bfloat16, 4)}, "pairs of inputs"
+    (found,) = driver.run(Job(prompt=prompt, pooling=Pooling(kind="last")))
+    theirs = AutoModel.from_pretrained(folder(family), dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        rounded, exact = (
+            model(torch.tensor([prompt])).last_hidden_state[0, -1].float()
+            for model in (theirs, copy.deepcopy(theirs).float())
+        )
+    ours = torch.tensor(found.vector)
+    assert 0.0 < float((ours - exact).norm()) < float((rounded - exact).norm())

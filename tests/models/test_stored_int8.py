@@ -106,7 +106,7 @@ def test_the_layers_compute_what_the_library_says(folder):
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_the_engine_writes_the_tokens_of_its_weights(open_driver, folder, quantization):
+def test_the_engine_writes_the_tokens_of_its_weights(open_driver, folder, quantization, without_native):
     """In bfloat16, whose inputs are multiplied as they are; with ``quantization`` the rest is in int8 as well."""
     driver = open_driver(folder, dtype="bfloat16", quantization=quantization)
     linears = [each for each in driver.executor._open.parts.model.module.modules() if isinstance(each, QuantizedLinear)]
