@@ -46,7 +46,6 @@ class CrossedFamily:
     crossing: str = "encoder_attn"  # the name of the cross-attention module in each layer
     states: str = "key_value_states"  # the argument of these modules that is the encoder output
     payload: Arguments = (("input_ids", torch.long),)
-    hears: bool = False  # items are audio
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         """Returns the sizes that ``config`` names for the checkpoint in ``folder``.
@@ -136,7 +135,6 @@ class Moonshine(CrossedFamily):
 
     loader: str = "MoonshineForConditionalGeneration"
     payload: Arguments = (("input_values", None),)
-    hears: bool = True
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
@@ -199,7 +197,6 @@ class MoonshineStreaming(CrossedFamily):
 
     loader: str = "MoonshineStreamingForConditionalGeneration"
     payload: Arguments = (("input_values", None),)
-    hears: bool = True
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number, encoder = partial(whole, folder, config), config.encoder_config
@@ -292,7 +289,6 @@ class Conformer(CrossedFamily):
 
     states: str = "encoder_hidden_states"
     payload: Arguments = (("input_features", None), ("attention_mask", torch.bool))
-    hears: bool = True
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         encoder, number = config.encoder_config, partial(whole, folder, config.get_text_config())

@@ -38,13 +38,13 @@ class CrossedBlueprint(ModuleBlueprint):
 
     def pack(self, module: nn.Module, decoder: CrossedDecoder | None) -> None:
         int8 = self.config.quantization is not None
-        encoder: Any = self.checkpoint.family.encoder(module)
         if decoder is not None:
             decoder.pack(int8=int8)
-        if not isinstance(speech := self.native_speech(module), str):
-            speech.pack(self.checkpoint.shape.embeddings, int8=int8)
+        if not isinstance(known := self.native_speech(module), str):
+            known.pack(self.checkpoint.shape.embeddings, int8=int8)
         if int8:
-            quantize_modules(module, module if decoder is None else encoder)  # what is not packed
+            part = module if decoder is None else self.checkpoint.family.encoder(module)
+            quantize_modules(module, part)  # what is not packed
 
     def take(self, own: Own, model: Any) -> Parts:
         shape = self.checkpoint.shape

@@ -11,6 +11,7 @@ from torch import nn
 from ...core.model import Kind
 from ..architectures.diarization import DiarizerCheckpoint, diarize_chunk
 from ..checkpoints.loading import load_module
+from ..linear.modules import quantize_modules
 from ..networks.encoder_alone import EncoderAlone
 from .blueprint import ModuleBlueprint, Own, Parts
 
@@ -30,6 +31,10 @@ class DiarizerBlueprint(ModuleBlueprint):
 
     def not_native(self) -> str | None:
         return "it is an encoder"
+
+    def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
+        if self.config.quantization is not None:
+            quantize_modules(module, module)
 
     def take(self, own: Own, model: Any) -> Parts:  # noqa: ARG002
         # one chunk after the other, so that an answer does not depend on other requests

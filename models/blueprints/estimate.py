@@ -57,15 +57,17 @@ _SCALED = (
 _OF_TEXTS = re.compile(  # what is packed of encoders of texts; DeBERTa's pos_key_proj and pos_query_proj are not
     r"(^|\.)layers?\.[0-9]+\.(?!.*\.pos_)|(word|tok)_embeddings\.weight$"
 )
-_OF_SPEECH = re.compile(  # what is packed of encoders of speech; pre_encode is a name of NeMo
-    r"encoder\.(conv[23]|embedder\.conv[12]|subsampling\.linear|pre_encode\.out|layers\.[0-9]+\.(?!conv\.depthwise).*)"
-    r"\.weight$"
+_OF_SPEECH = re.compile(  # what is packed of encoders of items; pre_encode is a name of NeMo
+    r"encoder\.(embed_tokens|conv[23]|embedder\.conv[12]|subsampling\.linear|pre_encode\.out"
+    r"|(layers|block)\.[0-9]+\.(?!conv\.depthwise|.*relative_attention_bias).*)\.weight$"
 )
 _OF_TRANSDUCERS = re.compile(r"^(decoder\.(embedding|decoder_projector)|joint\.head)\.weight$|^decoder\.lstm\.weight_")
 _STEMS = ("encoder.conv2.weight", "embedder.conv1.weight", "subsampling.linear.weight", "pre_encode.out.weight")
 _OF_TOWERS = re.compile(r"(visual|vision_tower|vision_model|audio_tower)\.(.*\.)?(blocks|layers)\.[0-9]+\..*\.weight$")
 _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
-_PROJECTED = ("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight")  # torch reads these as they are
+_PROJECTED = (  # torch reads these as they are
+    *("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight", "relative_attention_bias.weight"),
+)
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
 
@@ -206,7 +208,7 @@ def _of_places(config: Any, positions: int) -> int:
 
 
 def _hears(blueprint: AnyBlueprint) -> bool:
-    """True if the native library computes an encoder of speech besides Whisper's."""
+    """True if the native library computes an encoder of items besides Whisper's."""
     config: Any = getattr(blueprint.checkpoint, "config", None)
     known = isinstance(blueprint, CrossedBlueprint | FrameBlueprint) and config.model_type in SPEECH_TYPES
     wide = known and config.model_type in CONFORMERS and config.encoder_config.hidden_size % PANEL
@@ -227,7 +229,7 @@ def _has_tower(blueprint: AnyBlueprint) -> TypeGuard[TextBlueprint]:
 
 
 def _is_of_items(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
-    """True if the tensor is a matrix of an encoder of speech or of a tower that the native library computes."""
+    """True if the tensor is a matrix of an encoder of items or of a tower that the native library computes."""
     if len(stored.shape) < 2:
         return False
     return (_hears(blueprint) and _OF_SPEECH.search(name) is not None) or (
@@ -239,10 +241,10 @@ def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], thre
     """The part of `native_bytes` that an encoder of speech adds: the rows of the longest clip with keys, values and
     scores, a call of the stem, and tables of positions."""
     config: Any = getattr(blueprint.checkpoint, "config", None)
-    between, largest = _widths(stored, "encoder.layers.0.")
+    between, largest = _widths(stored, "encoder.layers.0.", "encoder.block.0.")
     packed = {name: one.shape for name, one in stored.items() if _is_of_items(blueprint, name, one)}
     rows, hidden = blueprint.decoder.embeddings, min(shape[0] for shape in packed.values())
-    stem = max(prod(shape[1:]) for name, shape in packed.items() if name.endswith(_STEMS))
+    stem = max((prod(shape[1:]) for name, shape in packed.items() if name.endswith(_STEMS)), default=0)
     wide = max(prod(shape[1:]) for name, shape in packed.items() if not name.endswith(_STEMS))
     own = max(64 * wide, BATCH * (rows + PANEL))
     convolved = config.model_type in CONFORMERS
@@ -252,7 +254,7 @@ def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], thre
         kept = config.encoder_config.sliding_window
         found += MOST_STATES * kept * 2 * hidden + threads * BATCH * kept
     found += 4 * sum(one.shape[0] for name, one in stored.items() if "encoder.layers." in name and one.shape)
-    return 4 * found + 2 * _ROOM
+    return 4 * found + (1 + (stem > 0)) * _ROOM
 
 
 def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
@@ -342,7 +344,8 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
     if isinstance(blueprint, FrameBlueprint):
         return name.startswith("encoder.")
     if not isinstance(blueprint, TextBlueprint):
-        return "embed_positions" not in name and not name.endswith(_PROJECTED)
+        unread = name.endswith(_SHARED) and may_be_native(blueprint) and not _is_packed(blueprint, name, stored)
+        return "embed_positions" not in name and not name.endswith(_PROJECTED) and not unread
     if _reads_texts(blueprint) and may_be_native(blueprint):
         return _is_packed(blueprint, name, stored)
     kind = str(blueprint.checkpoint.config.model_type)

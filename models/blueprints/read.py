@@ -30,11 +30,11 @@ from .whisper_blueprint import WhisperBlueprint
 AnyBlueprint = WhisperBlueprint | CrossedBlueprint | FrameBlueprint | DiarizerBlueprint | TextBlueprint
 
 _TAKES: Mapping[type[AnyBlueprint], frozenset[str]] = {
-    WhisperBlueprint: frozenset({"quantization", "speculation"}),
-    CrossedBlueprint: frozenset({"quantization", "speculation"}),
-    FrameBlueprint: frozenset({"quantization"}),
+    WhisperBlueprint: frozenset({"speculation"}),
+    CrossedBlueprint: frozenset({"speculation"}),
+    FrameBlueprint: frozenset(),
     DiarizerBlueprint: frozenset({"speculation"}),
-    TextBlueprint: frozenset({"quantization", "speculation", "chat_template"}),
+    TextBlueprint: frozenset({"speculation", "chat_template"}),
 }
 """The settings that a kind of model takes, of those that not all kinds take."""
 
@@ -87,16 +87,9 @@ def _check(blueprint: AnyBlueprint) -> None:
     """
     config, name, most = blueprint.config, blueprint.checkpoint.architecture, blueprint.decoder.positions
     takes = _TAKES[type(blueprint)] - (set() if blueprint.kind is Kind.DECODER else {"chat_template"})
-    if isinstance(blueprint, CrossedBlueprint) and not blueprint.checkpoint.family.hears:
-        takes -= {"quantization"}
     speculation = config.speculation if isinstance(config.speculation, Speculation) else None
     refusals = {  # the setting, what is told of it, and the end of the refusal
         "chat_template": (config.chat_template, "chat_template", ", which has no conversations; allowed: decoders"),
-        "quantization": (
-            config.quantization,
-            f"quantization={config.quantization!r}",
-            "; allowed: Whisper, decoders, encoders, and what hears",
-        ),
         "speculation": (speculation, "speculation", ", which reads frames; allowed: speculation='auto' or None"),
     }
     for setting, (given, told, allowed) in refusals.items():

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _PLAIN = frozenset({nn.Linear, nn.Embedding})  # no subclasses, which may compute something else
+_DISTANCES = "relative_attention_bias"  # an embedding of a few numbers, which are added to scores
 _ROWS = 1024  # rows that are quantized at a time
 _FEW = 16  # rows up to which converting the weights takes longer than the product
 _WHOLE = 32  # inputs that torch reads at once in `_weight_int8pack_mm`: it reads past the end of other numbers
@@ -131,7 +132,7 @@ def quantize_modules(module: nn.Module, language: nn.Module, dtype: torch.dtype 
     for parent in modules:
         for name in [name for name, _ in parent.named_children()]:
             plain: Any = getattr(parent, name)
-            if type(plain) not in _PLAIN or id(plain) not in within or id(plain.weight) in others:
+            if name == _DISTANCES or type(plain) not in _PLAIN or id(plain) not in within or id(plain.weight) in others:
                 continue
             known = shared.get(id(plain.weight))
             made = quantize_rows(plain.weight.detach(), dtype) if known is None else known[1]

@@ -250,7 +250,7 @@ class CrossedDecoder:
         count = len(layers) if apart else 1
         crossing = tuple(map(program.buffer, [queries.outputs] * count))  # no closure here, see `core.tracebacks`
         inner, last = program.buffer(narrow.inputs), program.buffer(base.config.hidden_size)
-        self._embed(program, hidden, positions)
+        embed(program, base, hidden, positions)
         for index, layer in enumerate(layers):
             inputs, out, queries, cross_out, widen, narrow = layer.panels()
             own = _attention(index, layer.own, *layer.linears[:2], turned=turned, paired=True, distances=added)
@@ -279,21 +279,6 @@ class CrossedDecoder:
         program.crossing = crossing
         return program
 
-    def _embed(self, program: Program, hidden: int, positions: int) -> None:
-        """Adds the operations that compute embeddings of tokens as the decoder does."""
-        base, tokens, counted = self.base, self.base.embed_tokens, torch.arange(positions)
-        norm = getattr(base, "layernorm_embedding", getattr(base, "embedding_layernorm", None))
-        if hasattr(base, "embed_positions"):
-            added = base.embed_positions(None, position_ids=counted).view(positions, -1)
-        elif hasattr(base, "embedding_layernorm"):
-            added = base.pos_emb(counted)
-        else:  # positions enter in attention
-            program.look_up(hidden, tokens.panels(), tokens.scale)
-            return
-        program.look_up(hidden, tokens.panels(), tokens.scale * getattr(base, "embed_scale", 1.0), plain(added))
-        if norm is not None:
-            program.norm(hidden, hidden, norm_of(norm))
-
     def _last_norm(self, layer: _Layer) -> Normed:
         """Returns the norm of the last hidden states. If the model scales them before the head, the gain includes the
         scale."""
@@ -302,6 +287,22 @@ class CrossedDecoder:
         norm = norm_of(layer.norms[2] if layer.behind else own[0])
         scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0  # in T5
         return evolve(norm, gain=norm.gain * scale)
+
+
+def embed(program: Program, base: Any, hidden: int, positions: int) -> None:
+    """Adds the operations that compute embeddings of tokens as ``base`` does, a decoder or an encoder."""
+    tokens, counted = base.embed_tokens, torch.arange(positions)
+    norm = getattr(base, "layernorm_embedding", getattr(base, "embedding_layernorm", None))
+    if hasattr(base, "embed_positions"):
+        added = base.embed_positions(None, position_ids=counted).view(positions, -1)
+    elif hasattr(base, "embedding_layernorm"):
+        added = base.pos_emb(counted)
+    else:  # positions enter in attention
+        program.look_up(hidden, tokens.panels(), tokens.scale)
+        return
+    program.look_up(hidden, tokens.panels(), tokens.scale * getattr(base, "embed_scale", 1.0), plain(added))
+    if norm is not None:
+        program.norm(hidden, hidden, norm_of(norm))
 
 
 def _attention(index: int, attention: Any, queries: Any, keys: Any, **changes: Any) -> Attention:

@@ -4,7 +4,8 @@ of the native library.
 A layer consists of attention and a feed-forward part, each with a residual sum and a norm. The norm follows the sum in
 BERT, RoBERTa, DistilBERT, MPNet (Song et al. 2020), Nomic and GTE. It precedes attention or the feed-forward part in
 ModernBERT (Warner et al. 2024), half of whose layers see a window. Positions are embeddings, rotary, or numbers that
-are added to scores by distance. In DeBERTa (He et al. 2021) such a number depends on the query or the key, too.
+are added to scores by distance. In DeBERTa (He et al. 2021) such a number depends on the query or the key, too. The
+encoders of encoder-decoders are of both kinds: the norm follows the sum in BART, and precedes in mBART, Pegasus and T5.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional
 
-from .layers import Layer, Paths
+from .crossed_decoder import embed
+from .layers import WHISPER, Layer, Paths
 from .library import ACTIVATIONS
 from .panels import PANEL, Panels
-from .parts import is_known, norm_of, pack_words, plain, scale_of, turns_of, unknown_turns
+from .parts import PackedEmbedding, is_known, norm_of, pack_words, plain, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Places, Program
 
 MODEL_TYPES = frozenset(
@@ -41,7 +43,18 @@ _NOMIC: Paths = (
     *("self_attn.q_proj k_proj v_proj", "self_attn.o_proj", "mlp.gate_proj up_proj", "mlp.down_proj"),
     *("post_attention_layernorm", "post_mlp_layernorm"),
 )
-_AHEAD = "ModernBertEncoderLayer"  # whose norms precede attention and the feed-forward part
+_T5: Paths = (
+    *("layer.0.SelfAttention.q k v", "layer.0.SelfAttention.o"),
+    *("layer.1.DenseReluDense.wi", "layer.1.DenseReluDense.wo", "layer.0.layer_norm", "layer.1.layer_norm"),
+)
+CROSSED: dict[str, Paths] = {
+    **dict.fromkeys(("BartEncoderLayer", "MBartEncoderLayer", "PegasusEncoderLayer"), WHISPER),
+    **dict.fromkeys(("T5Block", "MT5Block"), _T5),
+}
+"""The layers of encoders in encoder-decoders, by their classes."""
+
+_MODERN = "ModernBertEncoderLayer"
+_AHEAD = {_MODERN, *CROSSED} - {"BartEncoderLayer"}  # whose norms precede attention and the feed-forward part
 _KINDS: dict[str, Paths] = {
     **dict.fromkeys(
         ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "ElectraLayer"),
@@ -58,13 +71,17 @@ _KINDS: dict[str, Paths] = {
     ),
     "NomicBertLayer": _NOMIC,
     "GteLayer": _NOMIC,
-    _AHEAD: ("attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo", "attn_norm", "mlp_norm"),
+    _MODERN: ("attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo", "attn_norm", "mlp_norm"),
+    **CROSSED,
 }
 
 
 def _parts_of(layer: Any) -> Layer:
     name = type(layer).__name__
-    return Layer.of(layer, _KINDS[name], ahead=name == _AHEAD)
+    paths = _KINDS[name]
+    if paths is _T5 and hasattr(layer.layer[1].DenseReluDense, "wi_0"):
+        paths = (*paths[:2], "layer.1.DenseReluDense.wi_0 wi_1", *paths[3:])
+    return Layer.of(layer, paths, ahead=name in _AHEAD)
 
 
 @frozen(eq=False)
@@ -87,14 +104,15 @@ class TextEncoder:
         """The modules of the layers."""
         base = self.base
         holder = getattr(base, "encoder", getattr(base, "transformer", base))
-        return list(getattr(holder, "layer", getattr(holder, "layers", ())))
+        return list(next((getattr(holder, name) for name in ("layer", "layers", "block") if hasattr(holder, name)), ()))
 
     def unknown(self) -> str | None:
         """Returns the reason why the encoder cannot be a program; ``None``: it can."""
         base, config, names = self.base, self.base.config, {type(layer).__name__ for layer in self.layers}
         if len(names) != 1 or names - _KINDS.keys():
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
-        if hasattr(base, "embeddings_project") or getattr(base.embeddings, "embed_proj", None) is not None:
+        embeddings = getattr(base, "embeddings", None)
+        if hasattr(base, "embeddings_project") or getattr(embeddings, "embed_proj", None) is not None:
             return "its embeddings are narrower than its layers"
         if getattr(getattr(base, "encoder", None), "conv", None) is not None:
             return "it has a convolution"
@@ -122,10 +140,13 @@ class TextEncoder:
 
     def pack(self, *, int8: bool = False) -> None:
         """Replaces the linear layers and the embedding of the encoder by packed matrices, one after the other: at no
-        time is more than one matrix held twice. Heads for classes are not replaced."""
+        time is more than one matrix held twice. Heads for classes are not replaced, and no embedding that a decoder has
+        packed already."""
         for layer in self.layers:
             _parts_of(layer).pack(int8=int8)
-        pack_words(self.module, self.module.get_input_embeddings(), None, int8=int8)
+        words = self.module.get_input_embeddings()
+        if not isinstance(words, PackedEmbedding):
+            pack_words(self.module, words, None, int8=int8)
 
     def program(self, positions: int) -> Program:
         """Writes the program of the encoder, which must be packed. The program ends with the last hidden states.
@@ -142,12 +163,16 @@ class TextEncoder:
         for layer in layers:
             attention = self._attention(program, tables, layer, positions, distances)
             layer.write(program, buffers, attention, activation, last=layer is layers[-1])
-        final = self.base.final_norm if layers[-1].ahead else layers[-1].norms[1]
+        ends = (getattr(self.base, name, None) for name in ("final_norm", "layer_norm", "final_layer_norm"))
+        final = next(filter(None, ends)) if layers[-1].ahead else layers[-1].norms[1]
         program.norm(buffers[0], last, norm_of(final), wanted=True)
         return program
 
     def _embed(self, program: Program, hidden: int, positions: int) -> None:
         """Adds the operations that compute embeddings of tokens as the encoder does."""
+        if not hasattr(self.base, "embeddings"):
+            embed(program, self.base, hidden, positions)
+            return
         own, words = self.base.embeddings, self.module.get_input_embeddings()
         places, types = (getattr(own, name, None) for name in ("position_embeddings", "token_type_embeddings"))
         added = None
@@ -163,6 +188,10 @@ class TextEncoder:
     def _distances(self) -> Tensor | None:
         """Returns the numbers that are added to scores by distance, [heads, 2 * farthest + 1]."""
         encoder: Any = getattr(self.base, "encoder", None)
+        first = _parts_of(self.layers[0]).matrices[0][0]
+        if hasattr(first, "compute_bias"):  # T5's
+            most = first.relative_attention_max_distance
+            return plain(first.compute_bias(1, 2 * most + 1, past_seen_tokens=most)[0, :, 0])
         if not hasattr(encoder, "relative_attention_bias"):
             return None
         buckets = encoder.relative_position_bucket(torch.arange(-_FARTHEST, _FARTHEST + 1))
@@ -207,7 +236,7 @@ class TextEncoder:
         return Attention.plain(
             heads,
             size,
-            (size * summands) ** -0.5,
+            1.0 if _KINDS[type(self.layers[0]).__name__] is _T5 else (size * summands) ** -0.5,
             turned=turned,
             table=tables.get(layer.kind, 0),
             window=layer.window,
@@ -228,5 +257,5 @@ def _buckets(attention: Any, positions: int) -> Tensor:
 
 
 def _activation(config: Any) -> str:
-    names = ("hidden_act", "hidden_activation", "activation")
+    names = ("hidden_act", "hidden_activation", "activation", "activation_function", "dense_act_fn")
     return str(next(getattr(config, name) for name in names if hasattr(config, name)))

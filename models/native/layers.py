@@ -59,7 +59,7 @@ class Layer:
         return cls(
             matrices=matrices,
             norms=(layer.get_submodule(paths[4]), layer.get_submodule(paths[5])),
-            gated=matrices[2][1] in {("gate_proj", "up_proj"), ("Wi",)},
+            gated=matrices[2][1] in {("gate_proj", "up_proj"), ("Wi",), ("wi_0", "wi_1")},
             ahead=ahead,
             window=getattr(matrices[0][0], "sliding_window", 0) or 0,
             kind=(layer.attention_type,) if hasattr(layer, "attention_type") else (),

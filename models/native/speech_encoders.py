@@ -1,5 +1,6 @@
-"""Encoders of speech, whose modules have the names of transformers, as programs of the native library. What is before
-the layers is computed clip by clip, so that the bits of a clip depend on no other one.
+"""Encoders of items, whose modules have the names of transformers, as programs of the native library: of speech, and of
+the texts that encoder-decoders read. What is before the layers is computed clip by clip, so that the bits of a clip
+depend on no other one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .encoders import CROSSED, TextEncoder
 from .layers import MOONSHINE, Layer
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
@@ -30,7 +32,7 @@ from .program import MULTIPLE, Attention, Normed, Places, Program
 
 STREAMED = frozenset({"nemotron_asr_streaming", "nemotron3_5_asr"})
 CONFORMERS = STREAMED | {"parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "cohere_asr", "canary"}
-MODEL_TYPES = CONFORMERS | {"moonshine", "moonshine_streaming"}
+MODEL_TYPES = CONFORMERS | {"moonshine", "moonshine_streaming", "bart", "mbart", "pegasus", "t5", "mt5"}
 """Model types of configurations whose encoders this module knows."""
 
 _ROWS = (9, 40)  # of made-up clips
@@ -41,7 +43,7 @@ Stem = Callable[[Tensor], Tensor]
 
 def known_encoder(module: Any) -> SpeechEncoder | str:
     """Returns the encoder ``module`` of transformers as the library computes it, or the reason why it does not."""
-    names = {type(layer).__name__ for layer in getattr(module, "layers", ())}
+    names = {type(layer).__name__ for layer in getattr(module, "layers", getattr(module, "block", ()))}
     if len(names) != 1 or names - _KINDS.keys():
         return f"the layers of its encoder are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
     encoder = _KINDS[names.pop()](module)
@@ -50,7 +52,7 @@ def known_encoder(module: Any) -> SpeechEncoder | str:
 
 @frozen(eq=False)
 class SpeechEncoder:
-    """One of transformers' encoders of speech, ``module``."""
+    """One of transformers' encoders of speech, ``module``, or another encoder of items."""
 
     module: Any
 
@@ -91,11 +93,11 @@ class SpeechEncoder:
         raise NotImplementedError
 
     def embed(self, payload: Payload, stem: Stem) -> Tensor:
-        """Returns the input of `program`, [rows, width], for one clip."""
+        """Returns the input of `program`, [rows, width], for one clip; or tokens [rows]."""
         raise NotImplementedError
 
-    def stem_program(self) -> Program:
-        """Writes the program of the largest product in front of `program`."""
+    def stem_program(self) -> Program | None:
+        """Writes the program of the largest product in front of `program`; ``None``: there is none."""
         raise NotImplementedError
 
     def program(self, positions: int) -> Program:
@@ -422,7 +424,31 @@ def _folded(convolution: Any, norm: Any) -> tuple[Tensor, Tensor]:
     return plain(taps.T), plain((bias - norm.running_mean) * gain + norm.bias.detach())
 
 
+@frozen(eq=False)
+class TextReader(SpeechEncoder):
+    """The encoder of an encoder-decoder that reads texts, as `TextEncoder` writes it."""
+
+    def unknown(self) -> str | None:
+        return TextEncoder(self.module).unknown()
+
+    def pack(self, positions: int, *, int8: bool = False) -> None:  # noqa: ARG002
+        TextEncoder(self.module).pack(int8=int8)
+
+    def embed(self, payload: Payload, stem: Stem) -> Tensor:  # noqa: ARG002
+        return payload["input_ids"]
+
+    def stem_program(self) -> None:
+        return None
+
+    def program(self, positions: int) -> Program:
+        return TextEncoder(self.module).program(positions)
+
+    def clip(self, rows: int) -> Payload:
+        return {"input_ids": torch.arange(rows) * 7919 % self.module.config.vocab_size}
+
+
 _KINDS: dict[str, Callable[[Any], SpeechEncoder]] = {
+    **dict.fromkeys(CROSSED, TextReader),
     "MoonshineEncoderLayer": MoonshineEncoder,
     "MoonshineStreamingEncoderLayer": StreamingMoonshineEncoder,
     "ParakeetEncoderBlock": ConformerEncoder,

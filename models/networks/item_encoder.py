@@ -74,7 +74,8 @@ class ItemEncoder:
         _, own = place_of(module)
         clips = [encoder.embed(family.fresh(module, _of_floats(payload, own)), self._stem) for payload in payloads]
         lengths = list(map(len, clips))
-        found = self.native.step(torch.cat(clips).float(), Rows.all_of(*lengths)).to(own)
+        fed, every = torch.cat(clips), Rows.all_of(*lengths)
+        found = self.native.step(fed.float() if fed.is_floating_point() else fed.tolist(), every).to(own)
         heard = zip(torch.split(found, lengths), payloads, strict=True)
         return apart([family.finished(module, rows, payload) for rows, payload in heard])
 

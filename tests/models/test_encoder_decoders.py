@@ -18,7 +18,7 @@ from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge
 from triolet.core.request import LogitRules, SamplingParams
 from triolet.models.architectures import crossed_family
 from triolet.models.executor import TorchExecutor
-from triolet.models.native.crossed_decoder import CrossedDecoder
+from triolet.models.native import crossed_decoder
 from triolet.models.native.library import Library
 from triolet.models.sampling.logits import change
 from triolet.models.sampling.rules import ConstantBans, SamplerInput, draw_of, repeats
@@ -284,10 +284,10 @@ def test_weights_that_are_no_numbers_are_named(folder, tmp_path):
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 def test_the_comparison_refuses_what_the_native_library_computes_otherwise(folder, monkeypatch):
-    def embed(self, program, hidden, positions):
-        program.look_up(hidden, self.base.embed_tokens.panels(), 1.0)
+    def embed(program, base, hidden, positions):
+        program.look_up(hidden, base.embed_tokens.panels(), 1.0)
 
-    monkeypatch.setattr(CrossedDecoder, "_embed", embed)
+    monkeypatch.setattr(crossed_decoder, "embed", embed)
     with pytest.raises(UnsupportedModel, match="computes other numbers by the native library than by transformers"):
         TorchExecutor(folder("bart"), SMALL).open()
 

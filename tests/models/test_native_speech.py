@@ -1,5 +1,5 @@
-"""Encoders of speech by the native library: a clip's numbers are transformers', and the same bits alone and beside
-others."""
+"""Encoders of items by the native library, of speech and of texts: a clip's numbers are transformers', and the same
+bits alone and beside others."""
 
 from __future__ import annotations
 
@@ -50,6 +50,33 @@ PARAKEET = {
     "max_position_embeddings": 400,
     "conv_kernel_size": 5,
 }
+TEXTS = {
+    "vocab_size": 99,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "max_position_embeddings": MOST,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 50,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 50,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+DISTANCES = {
+    "vocab_size": 99,
+    "d_model": 48,
+    "d_kv": 20,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+}
 CONFIGS: dict[str, Any] = {
     "moonshine": transformers.MoonshineConfig(**MOONSHINE, pad_head_dim_to_multiple_of=8),
     "parakeet": transformers.ParakeetEncoderConfig(**PARAKEET),
@@ -88,6 +115,11 @@ CONFIGS: dict[str, Any] = {
         attention_bias=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7},
     ),
+    "bart": transformers.BartConfig(**TEXTS, scale_embedding=True),
+    "mbart": transformers.MBartConfig(**TEXTS),
+    "pegasus": transformers.PegasusConfig(**TEXTS, scale_embedding=True),
+    "t5": transformers.T5Config(**DISTANCES),
+    "mt5, gated": transformers.MT5Config(**DISTANCES, feed_forward_proj="gated-gelu"),
 }
 
 
@@ -99,12 +131,14 @@ def module(name: str) -> Any:
     plain = "sdpa" if name.startswith("nemotron") else "eager"  # which Nemotron gives masks of another kind
     made = transformers.AutoModel.from_config(config, attn_implementation=plain).eval()
     with torch.inference_mode():
-        for parameter in made.parameters():
+        for key, parameter in made.named_parameters():
             parameter.mul_(3.0).add_(0.02)  # biases and gains are zero and one
+            if key.endswith("SelfAttention.q.weight"):  # T5 scales no scores
+                parameter.mul_(0.03)
         for key, buffer in made.named_buffers():
             if "running" in key:
                 buffer.add_(torch.rand(buffer.shape))
-    return made.get_encoder() if name.startswith("moonshine") else made
+    return made if "parakeet" in name or name.startswith("nemotron") else made.get_encoder()
 
 
 def known(module: Any) -> SpeechEncoder:
@@ -148,17 +182,17 @@ def encoding(name: str, *, int8: bool = False, level: int = 0, threads: int = 2,
     encoder = known(copy.deepcopy(module(name)))
     encoder.pack(MOST, int8=int8)
     options = {"threads": threads, "level": level}
-    runners = [
-        Runner.open(loaded(), encoder.program(MOST), None, rows=rows, positions=MOST, **options),
-        Runner.open(loaded(), encoder.stem_program(), None, rows=70, positions=3 * MOST, **options),
-    ]
+    runners = [Runner.open(loaded(), encoder.program(MOST), None, rows=rows, positions=MOST, **options)]
+    if (written := encoder.stem_program()) is not None:
+        runners.append(Runner.open(loaded(), written, None, rows=70, positions=3 * MOST, **options))
 
     def encode(lengths: Sequence[int]) -> list[Tensor]:
         with torch.inference_mode():
             stem = lambda windows: runners[1].step(windows, Rows.all_of(len(windows)))  # noqa: E731
             clips = [encoder.embed(clip(name, each), stem) for each in lengths]
-            counts = list(map(len, clips))
-            return list(runners[0].step(torch.cat(clips), Rows.all_of(*counts)).split(counts))
+            counts, fed = list(map(len, clips)), torch.cat(clips)
+            inputs = fed if fed.is_floating_point() else fed.tolist()
+            return list(runners[0].step(inputs, Rows.all_of(*counts)).split(counts))
 
     try:
         yield encode
@@ -235,13 +269,17 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
         "parakeet_rnnt",
         "parakeet_tdt",
         "nemotron3_5_asr",
+        "bart",
     ],
 )
 def test_an_engine_encodes_clips_together_as_alone(opens: Any, folder: Any, name: str, quantization: Any) -> None:
     """By the library, with what int8 rounds."""
     executor, description = opens(folder(name), small_config(quantization=quantization))
     sounds = [torch.randn(size, generator=torch.Generator().manual_seed(size)).numpy() for size in (5000, 900, 20_000)]
-    jobs = [description.preparer.prepare((), audio=[sound]).items[0] for sound in sounds]
+    texts = ("a cat", "the dog in the hat", "that " * 20)
+    prepare = description.preparer.prepare
+    asked = map(prepare, texts) if name == "bart" else (prepare((), audio=[sound]) for sound in sounds)
+    jobs = [one.items[0] for one in asked]
     executor.encode(tuple(jobs))
     parts = executor._open.parts
     items = getattr(parts.network, "items", None) or parts.network.encoder

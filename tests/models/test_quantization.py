@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from triolet.core.errors import InvalidRequest
 from triolet.core.request import Pooling
 from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, quantize, quantize_modules
 from triolet.models.machine.devices import computes_in_bfloat16
 from triolet.models.native.library import Library
 
 from ..checkpoints.families import make_checkpoint
+from .conftest import small_config
 from .texts import Job, generate, noise
 
 FAMILIES = ("llama", "gemma3")
@@ -181,6 +181,19 @@ def test_what_is_computed_in_is_chosen_by_the_cpu(open_driver, folder):
     assert open_driver(folder("llama"), dtype="auto").description.dtype == "float32"
 
 
-def test_other_encoder_decoders_are_refused(open_driver, tmp_path):
-    with pytest.raises(InvalidRequest, match="allowed: Whisper, decoders, encoders, and what hears"):
-        open_driver(make_checkpoint("bart", tmp_path), quantization="int8")
+@pytest.mark.parametrize("family", ["bart", "t5", "nemotron3_diarization"])
+def test_what_is_linear_is_held_in_int8_by_torch(opens, tmp_path, without_native, family):
+    """And nothing else: T5 adds numbers to its scores, which an embedding has."""
+    executor, _ = opens(make_checkpoint(family, tmp_path), small_config(quantization="int8"))
+    modules = dict(executor._open.parts.model.module.named_modules())
+    assert any(isinstance(one, QuantizedLinear) for one in modules.values())
+    left = [name for name, one in modules.items() if type(one) in {nn.Linear, nn.Embedding}]
+    assert all(name.endswith("relative_attention_bias") for name in left)
+    assert len(left) == 2 * (family == "t5")
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+def test_an_encoder_decoder_with_distances_is_computed_in_int8_by_the_library(opens, tmp_path):
+    executor, description = opens(make_checkpoint("t5", tmp_path, seed=1), small_config(quantization="int8"))
+    assert description.native
+    assert not any(type(one) is nn.Linear for one in executor._open.parts.model.module.modules())
