@@ -55,7 +55,7 @@ _SCALED = (
     "encoder_attn.q_proj.weight",
 )
 _OF_TEXTS = re.compile(  # what is packed of encoders of texts; DeBERTa's pos_key_proj and pos_query_proj are not
-    r"(^|\.)layers?\.[0-9]+\.(?!.*\.pos_)|(word|tok)_embeddings\.weight$"
+    r"(^|\.)layers?\.[0-9]+\.(?!.*\.pos_)|((word|tok)_embeddings|embed_tokens)\.weight$"
 )
 _OF_SPEECH = re.compile(  # what is packed of encoders of items; pre_encode is a name of NeMo
     r"encoder\.(embed_tokens|conv[23]|embedder\.conv[12]|subsampling\.linear|pre_encode\.out"

@@ -21,13 +21,13 @@ from .crossed_decoder import embed
 from .layers import WHISPER, Layer, Paths
 from .library import ACTIVATIONS
 from .panels import PANEL, Panels
-from .parts import PackedEmbedding, is_known, norm_of, pack_words, plain, scale_of, turns_of, unknown_turns
+from .parts import is_known, norm_of, pack_words, plain, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Places, Program
 
 MODEL_TYPES = frozenset(
     {
         *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet"),
-        *("nomic_bert", "gte", "modernbert", "deberta-v2"),
+        *("nomic_bert", "gte", "modernbert", "deberta-v2", "ernie", "eurobert"),
     }
 )
 """Model types of configurations whose layers this module knows."""
@@ -43,6 +43,7 @@ _NOMIC: Paths = (
     *("self_attn.q_proj k_proj v_proj", "self_attn.o_proj", "mlp.gate_proj up_proj", "mlp.down_proj"),
     *("post_attention_layernorm", "post_mlp_layernorm"),
 )
+_EURO: Paths = (*_NOMIC[:4], "input_layernorm", "post_attention_layernorm")
 _T5: Paths = (
     *("layer.0.SelfAttention.q k v", "layer.0.SelfAttention.o"),
     *("layer.1.DenseReluDense.wi", "layer.1.DenseReluDense.wo", "layer.0.layer_norm", "layer.1.layer_norm"),
@@ -54,10 +55,12 @@ CROSSED: dict[str, Paths] = {
 """The layers of encoders in encoder-decoders, by their classes."""
 
 _MODERN = "ModernBertEncoderLayer"
-_AHEAD = {_MODERN, *CROSSED} - {"BartEncoderLayer"}  # whose norms precede attention and the feed-forward part
+_AHEAD = {_MODERN, "EuroBertDecoderLayer", *CROSSED} - {"BartEncoderLayer"}
+"""Layers whose norms precede attention and the feed-forward part."""
+
 _KINDS: dict[str, Paths] = {
     **dict.fromkeys(
-        ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "ElectraLayer"),
+        ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "ElectraLayer", "ErnieLayer"),
         ("attention.self.query key value", *_BERT),
     ),
     "DebertaV2Layer": ("attention.self.query_proj key_proj value_proj", *_BERT),
@@ -71,6 +74,7 @@ _KINDS: dict[str, Paths] = {
     ),
     "NomicBertLayer": _NOMIC,
     "GteLayer": _NOMIC,
+    "EuroBertDecoderLayer": _EURO,
     _MODERN: ("attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo", "attn_norm", "mlp_norm"),
     **CROSSED,
 }
@@ -129,6 +133,8 @@ class TextEncoder:
         if not all(map(is_known, [linear for layer in layers for linear in layer.linears])):
             return "its linear layers are not torch's"
         joined = [[getattr(one, name) for name in names] for layer in layers for one, names in layer.matrices]
+        if len({getattr(one, "out_features", 0) or len(one.weight) for one in joined[0]}) > 1:
+            return "it has fewer heads of keys than of queries"
         if any(len({hasattr(one, "scales") for one in neighbours}) > 1 for neighbours in joined):
             return "its linear layers are in int8 in part"
         if scale_of(self.module.get_input_embeddings()) is None:
@@ -145,7 +151,7 @@ class TextEncoder:
         for layer in self.layers:
             _parts_of(layer).pack(int8=int8)
         words = self.module.get_input_embeddings()
-        if not isinstance(words, PackedEmbedding):
+        if not hasattr(words, "panels"):
             pack_words(self.module, words, None, int8=int8)
 
     def program(self, positions: int) -> Program:
@@ -163,7 +169,7 @@ class TextEncoder:
         for layer in layers:
             attention = self._attention(program, tables, layer, positions, distances)
             layer.write(program, buffers, attention, activation, last=layer is layers[-1])
-        ends = (getattr(self.base, name, None) for name in ("final_norm", "layer_norm", "final_layer_norm"))
+        ends = (getattr(self.base, name, None) for name in ("final_norm", "layer_norm", "final_layer_norm", "norm"))
         final = next(filter(None, ends)) if layers[-1].ahead else layers[-1].norms[1]
         program.norm(buffers[0], last, norm_of(final), wanted=True)
         return program
@@ -181,7 +187,9 @@ class TextEncoder:
         elif places is not None:  # positions are counted behind that of the padding token, which may stand in a text
             program.uncounted = places.padding_idx
             added = plain(places.weight[places.padding_idx :][: positions + 1])
-        kinds = None if types is None else plain(types.weight)
+        kinds, tasks = None if types is None else plain(types.weight), getattr(own, "task_type_embeddings", None)
+        if kinds is not None and tasks is not None:  # ERNIE's: each token has task 0
+            kinds += plain(tasks.weight[:1])
         program.look_up(hidden, words.panels(), words.scale, added, kinds)
         program.norm(hidden, hidden, norm_of(own.LayerNorm if hasattr(own, "LayerNorm") else own.norm))
 
