@@ -70,17 +70,18 @@ inline void share(Engine& e, Phase& phase, int thread, uint32_t round, Work work
 
 inline bool is_gated(const Operation& o) { return o.ending == GATED || o.ending == GATED_BY; }
 
-void finish_panel(const Engine& e, const Operation& o, int panel, int row, float* values, float* gated) {
+// Outputs of `panel`, to where those of `first` begin in a row; `width` of them are left there. The panel of what gates
+// are multiplied with is `apart` from theirs.
+void finish_panel(const Operation& o, float* to, int width, int first, int panel, int apart, float* values, float* gated) {
     const Matrix& m = *o.matrix;
-    const Buffer& to = e.model.buffers[o.to];
-    float* at = to.data + (int64_t)row * to.width + panel * PANEL;
-    const int count = least(PANEL, to.width - panel * PANEL);
+    float* at = to + (panel - first) * PANEL;
+    const int count = least(PANEL, width - (panel - first) * PANEL);
     for (int i = 0; i < PANEL; i += VL) {
         V v = load(values + i);
         if (m.bias) v += load(m.bias + panel * PANEL + i);
         if (is_gated(o)) {
             V value = load(gated + i);
-            if (m.bias) value += load(m.bias + (panel + m.panels / 2) * PANEL + i);
+            if (m.bias) value += load(m.bias + (panel + apart) * PANEL + i);
             v = o.ending == GATED ? activated(v, o.activation) * value : v * activated(value, o.activation);
         }
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
@@ -93,27 +94,47 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
 }
 
 inline bool is_prepared(const Operation& o) { return o.norm != NO_NORM || is_narrowed(o.matrix->format); }
-inline int pieces_of(const Operation& o) { return is_gated(o) ? o.matrix->panels / 2 : o.matrix->panels; }
+inline int pieces_of(const Operation& o) {  // of one expert
+    const int panels = o.kind == EXPERTS ? o.matrix->panels / o.kv_heads : o.matrix->panels;
+    return is_gated(o) ? panels / 2 : panels;
+}
 inline int own_rows(const Operation& o) { return is_narrowed(o.matrix->format) ? OWN_NARROWED : OWN_ROWS; }
+
+// The bytes of a row that is prepared for a product
+inline size_t prepared_bytes(const Matrix& m) {
+    if (m.format == PAIRS) return pairs_bytes(m.inputs);
+    return m.format == INT8 ? quantized_bytes(m.inputs) : (size_t)m.inputs * 4;
+}
 
 // How far apart the rows are that a product reads, in bytes
 inline size_t stride_of(const Engine& e, const Operation& o) {
-    const int inputs = o.matrix->inputs;
-    if (!is_prepared(o)) return (size_t)e.model.buffers[o.from].width * 4;
-    if (o.matrix->format == PAIRS) return pairs_bytes(inputs);
-    return o.matrix->format == INT8 ? quantized_bytes(inputs) : (size_t)inputs * 4;
+    return is_prepared(o) ? prepared_bytes(*o.matrix) : (size_t)e.model.buffers[o.from].width * 4;
 }
 
-// A row as a product reads it: normalized, made smaller, or both by way of `room`
-void prepare_row(const Engine& e, const Operation& o, int row, float* room, uint8_t* to) {
-    const float* x = row_of(e, o, row);
+// A row as a product reads it: normalized, made smaller, or both by way of `room`; or as it is
+void prepare_row(const Operation& o, const float* x, float* room, uint8_t* to) {
     if (o.norm != NO_NORM) {
         float* normed = is_narrowed(o.matrix->format) ? room : (float*)to;
         normalize(o, x, normed, o.matrix->inputs);
         x = normed;
     }
     if (o.matrix->format == INT8) quantize(x, o.matrix->inputs, to);
-    if (o.matrix->format == PAIRS) pair(x, o.matrix->inputs, to);
+    else if (o.matrix->format == PAIRS) pair(x, o.matrix->inputs, to);
+    else if (o.norm == NO_NORM) __builtin_memcpy(to, x, (size_t)o.matrix->inputs * 4);
+}
+
+template <class Each>
+inline void multiply_any(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each) {
+    if (m.format == INT8) return multiply8(m, panel, count, apart, x, stride, rows, each);
+    const float* floats = (const float*)x;
+    const int64_t width = stride / 4;
+    const Matrix pairs{m.format, pairs_of(m.inputs), m.outputs, m.panels, m.weights, m.bias};
+    switch (m.format) {
+        case PAIRS: return multiply<Pairs>(pairs, panel, count, apart, floats, width, rows, each);
+        case FLOAT32: return multiply<Float32>(m, panel, count, apart, floats, width, rows, each);
+        case FLOAT16: return multiply<Float16>(m, panel, count, apart, floats, width, rows, each);
+        default: return multiply<Bfloat16>(m, panel, count, apart, floats, width, rows, each);
+    }
 }
 
 void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t round) {
@@ -128,23 +149,73 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
         if (is_prepared(o)) {
             x = all_rows > own_rows(o) ? e.ready : own;
             for (int row = 0; row < rows && x == own && !prepared; row++)
-                prepare_row(e, o, row, e.own[thread], own + row * stride);
+                prepare_row(o, row_of(e, o, row), e.own[thread], own + row * stride);
             prepared = true;
         }
         x += from * stride;
-        auto each = [&](int p, int row, float* values, float* gated) { finish_panel(e, o, p, from + row, values, gated); };
+        const Buffer& to = e.model.buffers[o.to];
         const int apart = is_gated(o) ? m.panels / 2 : 0;
-        if (m.format == INT8) return multiply8(m, panel, count, apart, x, stride, rows, each);
-        const float* floats = (const float*)x;
-        const int64_t width = stride / 4;
-        const Matrix pairs{m.format, pairs_of(m.inputs), m.outputs, m.panels, m.weights, m.bias};
-        switch (m.format) {
-            case PAIRS: return multiply<Pairs>(pairs, panel, count, apart, floats, width, rows, each);
-            case FLOAT32: return multiply<Float32>(m, panel, count, apart, floats, width, rows, each);
-            case FLOAT16: return multiply<Float16>(m, panel, count, apart, floats, width, rows, each);
-            default: return multiply<Bfloat16>(m, panel, count, apart, floats, width, rows, each);
+        multiply_any(m, panel, count, apart, x, stride, rows, [&](int p, int row, float* values, float* gated) {
+            finish_panel(o, to.data + (int64_t)(from + row) * to.width, to.width, 0, p, apart, values, gated);
+        });
+    });
+}
+
+// ---------------------------------------------------------------- experts
+
+// Which rows ask for which expert, one expert after the other: those that nobody asks for have no group
+void group(Engine& e, const Operation& o) {
+    const int count = e.step.rows * o.heads;
+    for (int i = 0; i < o.kv_heads; i++) e.starts[i] = 0;
+    for (int i = 0; i < count; i++) e.starts[e.asked[i]]++;
+    e.group_count = 0;
+    for (int i = 0, start = 0; i < o.kv_heads; i++) {
+        const int rows = e.starts[i];
+        if (rows) e.groups[e.group_count++] = {start, rows, i, 0};
+        e.starts[i] = start;
+        start += rows;
+    }
+    for (int i = 0; i < count; i++) e.order[e.starts[e.asked[i]]++] = i;
+}
+
+// What one expert reads of a row, to its place in the order
+void prepare_expert(const Engine& e, const Operation& o, int thread, int at) {
+    const int row = e.order[at] / o.heads, rank = e.order[at] % o.heads;
+    const size_t stride = prepared_bytes(*o.matrix);
+    prepare_row(o, row_of(e, o, row) + (int64_t)rank * o.distance_count, e.own[thread], e.ready + at * stride);
+}
+
+void experts(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t round) {
+    const Matrix& m = *o.matrix;
+    const size_t stride = prepared_bytes(m);
+    const int panels = pieces_of(o), apart = is_gated(o) ? panels : 0;
+    share(e, phase, thread, round, [&](int piece, int count) {
+        for (int taken; count && piece / panels < e.group_count; piece += taken, count -= taken) {
+            const Block& one = e.groups[piece / panels];
+            const int first = one.table * (panels + apart), panel = piece % panels;
+            taken = least(count, panels - panel);
+            multiply_any(m, first + panel, taken, apart, e.ready + one.row * stride, stride, one.rows,
+                         [&](int p, int row, float* values, float* gated) {
+                const int at = e.order[one.row + row];
+                const Buffer& to = e.model.buffers[o.to];
+                float* own = to.data + (int64_t)(at / o.heads) * to.width + (int64_t)(at % o.heads) * o.size;
+                finish_panel(o, own, o.size, first, p, apart, values, gated);
+            });
         }
     });
+}
+
+void mix(const Engine& e, const Operation& o, int row) {
+    const Buffer &weights = e.model.buffers[o.table], &to = e.model.buffers[o.to];
+    const float *x = row_of(e, o, row), *w = weights.data + (int64_t)row * weights.width;
+    float* y = to.data + (int64_t)row * to.width;
+    for (int i = 0; i < o.size; i += VL) {
+        const int count = o.size - i;
+        V sum = {};
+        for (int rank = 0; rank < o.heads; rank++) sum = fuse(load_upto(x + (int64_t)rank * o.size + i, count), all(w[rank]), sum);
+        sum *= o.scale;
+        store_upto(y + i, o.ending == ADD ? load_upto(y + i, count) + sum : sum, count);
+    }
 }
 
 // ---------------------------------------------------------------- phases
@@ -157,6 +228,8 @@ Share share_of(const Engine& e, int phase) {
     const int rows = rows_of(e, o);
     const bool head = index / 2 == e.model.count - 1;
     if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
+    if (o.kind == ROUTE) return {index % 2 ? 1 : rows, 1};
+    if (index % 2 == 0 && o.kind == EXPERTS) return {rows * o.heads, 2};
     if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(e.owned), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
     if (o.kind == CONVOLVE) return {e.sequences.batch_count * panels_of(e.model.buffers[o.from].width), 1};
@@ -166,11 +239,16 @@ Share share_of(const Engine& e, int phase) {
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
     if (o.kind == LOOKUP && !e.step.tokens) return {0, 1};
     if (o.kind == KEEP) return {e.sequences.count, 1};
-    if (o.kind != LINEAR) return {rows, BLOCK};
+    if (o.kind != LINEAR && o.kind != EXPERTS) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);
+    const int some = most(2, (int)(65536 / bytes) & ~1);
+    if (o.kind == EXPERTS) {
+        const int groups = least(o.kv_heads, rows * o.heads);  // there may be fewer
+        return {groups * pieces_of(o), rows * o.heads > groups * BLOCK ? 1 : some};
+    }
     const int bands = (rows + BAND - 1) / BAND;  // one after the other
-    return {bands * pieces_of(o), rows > BLOCK ? 1 : most(2, (int)(65536 / bytes) & ~1)};
+    return {bands * pieces_of(o), rows > BLOCK ? 1 : some};
 }
 
 void run(Engine& e, int number, int thread, uint32_t round) {
@@ -182,11 +260,20 @@ void run(Engine& e, int number, int thread, uint32_t round) {
         });
     const Operation& o = e.model.operations[index / 2];
     if (o.kind == LINEAR && index % 2) return linear(e, o, phase, thread, round);
+    if (o.kind == EXPERTS && index % 2) return experts(e, o, phase, thread, round);
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
     share(e, phase, thread, round, [&](int first, int count) {
         for (int at = first; at < first + count; at++) {
             if (o.kind == LINEAR) {
-                prepare_row(e, o, at, e.own[thread], e.ready + at * stride_of(e, o));
+                prepare_row(o, row_of(e, o, at), e.own[thread], e.ready + at * stride_of(e, o));
+            } else if (o.kind == EXPERTS) {
+                prepare_expert(e, o, thread, at);
+            } else if (o.kind == MIX) {
+                mix(e, o, at);
+            } else if (o.kind == ROUTE && index % 2) {
+                group(e, o);
+            } else if (o.kind == ROUTE) {
+                route(from.data + (int64_t)at * from.width, o, to.data + (int64_t)at * to.width, e.asked + at * o.heads, (Chance*)e.own[thread]);
             } else if (o.kind == TURN) {
                 turn(e, o, at);
             } else if (o.kind == ATTEND) {

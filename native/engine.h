@@ -39,7 +39,11 @@ struct Engine {
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
     float *keys, *values;  // of all states and rows, in panels: [heads][rows / 32][size][32] and [heads][size / 32][rows][32]
     int32_t* come;      // [BLOCK][kv_heads] spans that are done
-    int32_t most_spans, width;
+    int32_t* asked;     // [most_rows][most experts of a row] experts, of all rows
+    int32_t* order;     // of these, by expert and row
+    int32_t* starts;    // [experts] in this order
+    Block* groups;      // [experts] parts of this order that ask for one expert, which is `table`
+    int32_t group_count, most_spans, width;
     float* own[MOST_THREADS];  // each thread's: rows that it normalizes or quantizes, or what attention or a draw needs
 };
 
@@ -48,6 +52,8 @@ int draw(const float* logits, int count, float largest, const Draw&, double* cha
 static inline bool is_narrowed(int format) { return format == INT8 || format == PAIRS; }  // inputs become smaller, too
 static inline int pairs_of(int inputs) { return (inputs + 1) / 2; }
 static inline size_t pairs_bytes(int inputs) { return ((size_t)pairs_of(inputs) * 4 + 63) / 64 * 64; }
+struct Chance { float value; int64_t expert; };
+void route(const float* logits, const Operation&, float* weights, int32_t* asked, Chance* all);
 
 // A row of inputs in int8, [groups][GROUP], its groups' scales, and what is added to their products
 static inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }

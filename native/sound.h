@@ -21,6 +21,23 @@ static inline bool is_sound(const Matrix* of_places, const Operation& o) {
     return true;
 }
 
+constexpr int MOST = 1 << 24;  // so that no product of two overflows
+
+static inline bool is_of_experts(const Operation& o) { return o.kind == ROUTE || o.kind == EXPERTS; }
+
+// Of experts, and of sums by weights
+static inline bool is_routed(const Operation& o, const Model& m, int64_t from, int64_t to) {
+    const int64_t asked = o.heads, written = asked * o.size;
+    if (o.wanted || asked < 1 || asked * m.most_rows > MOST) return false;
+    if (o.kind == MIX) return within(o.size, 1, to) && written <= from && within(o.table, 0, m.buffer_count - 1) && asked <= m.buffers[o.table].width;
+    if (o.kv_heads < asked) return false;
+    if (o.kind == ROUTE) return o.kv_heads <= from && asked <= to;
+    if (!is_sound(o.matrix) || o.matrix->panels % o.kv_heads || asked * o.matrix->inputs > MOST) return false;
+    const int64_t panels = o.matrix->panels / o.kv_heads, inputs = o.matrix->inputs, halves = o.ending == GATED || o.ending == GATED_BY ? 2 : 1;
+    if (panels % halves || !within(o.size, 1, panels / halves * PANEL) || written > to) return false;
+    return within(o.distance_count, 0, from) && inputs + (asked - 1) * o.distance_count <= from && (o.norm == NO_NORM || (o.gain && inputs % 16 == 0));
+}
+
 static inline bool is_sound(const Operation& o, const Model& m) {
     if (!within(o.from, 0, m.buffer_count - 1) || !within(o.to, 0, m.buffer_count - 1)) return false;
     const int64_t from = m.buffers[o.from].width, to = m.buffers[o.to].width;
@@ -39,6 +56,7 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     if (o.kind == LINEAR)
         return is_sound(o.matrix) && o.matrix->inputs <= from &&
                (o.norm == NO_NORM || normed(o.matrix->inputs));
+    if (is_of_experts(o) || o.kind == MIX) return is_routed(o, m, from, to);
     if (o.kind == LOOKUP)
         return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions) &&
                (!o.gain || o.heads >= 1);
@@ -62,7 +80,6 @@ static inline bool is_sound(const Operation& o, const Model& m) {
 }
 
 static inline bool is_sound(const Model& m) {
-    constexpr int MOST = 1 << 24;  // so that no product of two overflows
     for (int number : {m.count, m.buffer_count, m.most_rows, m.positions, m.block, m.pages ? m.page_size : 1})
         if (!within(number, 1, MOST)) return false;
     for (int number : {m.turns_count, m.layers, m.pages, m.kv_width, m.slots, m.embeddings, m.state, m.kept, m.kept_rows})
@@ -71,7 +88,13 @@ static inline bool is_sound(const Model& m) {
     if (!within(m.threads, 1, MOST_THREADS) || !within(m.kv_format, FLOAT32, BFLOAT16)) return false;
     for (int i = 0; i < m.buffer_count; i++)
         if (!within(m.buffers[i].width, 0, MOST)) return false;
-    for (int i = 0; i < m.count; i++)
-        if (!is_sound(m.operations[i], m)) return false;
+    const Operation* last = nullptr;
+    for (int i = 0; i < m.count; i++) {
+        const Operation& o = m.operations[i];
+        if (!is_sound(o, m)) return false;
+        if (!is_of_experts(o)) continue;
+        if (last && (o.heads != last->heads || o.kv_heads != last->kv_heads)) return false;
+        last = &o;
+    }
     return true;
 }

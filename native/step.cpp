@@ -51,11 +51,13 @@ void lay_out(Engine& e, Room& room) {
     const int table = m.pages ? (m.positions + m.page_size - 1) / m.page_size : 0;
     e.most_spans = (m.positions + SPAN - 1) / SPAN;
     e.width = 0;
-    size_t heads = 0, attended = 0, parts = 0, keys = 0, values = 0, scores = 0;
+    size_t heads = 0, attended = 0, parts = 0, keys = 0, values = 0, scores = 0, asked = 0, experts = 0, ready = 0;
     const size_t owned = (size_t)m.most_rows + m.kept_rows;
     for (int i = 0; i < m.count; i++) {
         const Operation& o = m.operations[i];
-        if (o.kind == LINEAR && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
+        if ((o.kind == LINEAR || o.kind == EXPERTS) && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
+        if (is_of_experts(o)) asked = (size_t)m.most_rows * o.heads, experts = o.kv_heads;
+        if (o.kind == EXPERTS) ready = std::max(ready, asked * ready_bytes(o.matrix->inputs));
         if (o.kind == ATTEND_ALL) {
             keys = std::max(keys, (size_t)o.heads * panels_of(owned) * o.size * PANEL);
             values = std::max(values, (size_t)o.heads * panels_of(o.size) * owned * PANEL);
@@ -80,14 +82,19 @@ void lay_out(Engine& e, Room& room) {
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
     e.tokens = room.take<int32_t>(m.most_rows);
     e.types = room.take<int32_t>(m.most_rows);
-    e.ready = room.take<uint8_t>(m.most_rows * ready_bytes(e.width));
+    e.asked = room.take<int32_t>(asked);
+    e.order = room.take_zeroed<int32_t>(asked);
+    e.starts = room.take<int32_t>(experts);
+    e.groups = room.take<Block>(experts);
+    e.ready = room.take<uint8_t>(std::max(ready, m.most_rows * ready_bytes(e.width)));
     e.parts = room.take<float>(parts);
     const size_t narrowed = e.width + OWN_NARROWED * std::max(quantized_bytes(e.width), pairs_bytes(e.width)) / 4 + 16;
     e.keys = room.take<float>(keys);
     e.values = room.take<float>(values);
     // a chance and an id of each token
     const size_t drawn = m.chooses ? 3 * (size_t)m.buffers[m.buffer_count - 1].width : 0;
-    const size_t own = std::max({(size_t)OWN_ROWS * e.width, narrowed, attended, scores, drawn});
+    const size_t chances = experts * sizeof(Chance) / sizeof(float);
+    const size_t own = std::max({(size_t)OWN_ROWS * e.width, narrowed, attended, scores, drawn, chances});
     for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(own);
 }
 
@@ -307,6 +314,33 @@ int draw(const float* logits, int count, float largest, const Draw& d, double* c
     for (int i = 0; i < kept; i++)
         if ((so_far += chance(i)) > sum * d.point) return ids[i];
     return ids[kept - 1];
+}
+
+// The experts of a row, as torch chooses them by softmax or sigmoid and topk, equal ones in its order, too. `all` [kv_heads] is room.
+void route(const float* logits, const Operation& o, float* weights, int32_t* asked, Chance* all) {
+    const int count = o.kv_heads, chosen = o.heads;
+    const float largest = *std::max_element(logits, logits + count);
+    double sum = 0.0;
+    for (int i = 0; i < count; i++) sum += std::exp((double)logits[i] - largest);
+    const auto chance = [&](int i) {
+        return (float)(o.activation == SIGMOID ? 1.0 / (1.0 + std::exp(-(double)logits[i])) : std::exp((double)logits[i] - largest) / sum);
+    };
+    for (int i = 0; i < count; i++) all[i] = {chance(i) + (o.gain ? o.gain[i] : 0.0f), i};
+    const auto before = [](const Chance& a, const Chance& b) {  // NaN is the largest
+        return (std::isnan(a.value) && !std::isnan(b.value)) || a.value > b.value;
+    };
+    if (chosen * 64 <= count) {
+        std::partial_sort(all, all + chosen, all + count, before);
+    } else {
+        std::nth_element(all, all + chosen - 1, all + count, before);
+        std::sort(all, all + chosen - 1, before);
+    }
+    float together = 0.0f;
+    for (int i = 0; i < chosen; i++) {
+        asked[i] = (int32_t)all[i].expert;
+        together += weights[i] = chance(asked[i]);
+    }
+    for (int i = 0; o.together && i < chosen; i++) weights[i] /= std::max(together, o.epsilon);
 }
 
 extern "C" {

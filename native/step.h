@@ -11,7 +11,7 @@
 enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, PAIRS = 4 };
 enum Kind : int32_t {
     NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
-    KEEP = 9, RECALL = 10, LSTM = 11
+    KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14
 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
@@ -37,7 +37,7 @@ struct Matrix {
 struct Operation {
     int32_t kind, from, to;  // buffers that are read and written
     int32_t wanted;          // 1: over the rows whose logits are wanted, else over all; 2: the same, which lie side by side in ``from``
-    // NORM, LINEAR, NORM_ADD: of what is read. NORM and CONVOLVE: then the activation, if ``ending`` is ACTIVATED
+    // NORM, LINEAR, NORM_ADD, EXPERTS: of what is read. NORM and CONVOLVE: then the activation, if ``ending`` is ACTIVATED
     int32_t norm;
     float epsilon;
     const float *gain, *shift;  // [width]
@@ -62,9 +62,15 @@ struct Operation {
     // ``size`` numbers from ``column`` on are meant, become the state's
     // RECALL: ``size`` numbers of the state of a row's chunk. LSTM: of a row's gates [4][size], and the hidden and cell
     // state [2][size] of its chunk, which change; writes the hidden state (Hochreiter and Schmidhuber 1997)
+    // ROUTE: chooses `heads` of `kv_heads` experts for each row, the likeliest by the logits in ``from``, and writes their
+    // chances (of a softmax, or SIGMOID's), likeliest first; if ``together``, as parts of their own sum, or of ``epsilon`` where that is more. To choose,
+    // ``gain`` [kv_heads] is added to the chances, if there is some. All operations choose as many of as many.
+    // EXPERTS: as LINEAR, by the experts that were last chosen, which have as many panels each, one after the other, and
+    // `size` outputs: [heads][size] of a row. They read the same, or each its own of [heads][distance_count].
+    // MIX: the sum of [heads][size] of a row by its weights in the buffer `table`, by ``scale``: stored, or added
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
-    int32_t table;                         // of cosines and sines
+    int32_t table;                         // of cosines and sines, or a buffer of weights
     const float *query_gain, *key_gain;    // [size] of norms of each head, or none; both [heads][size] if ``together``
     float scale, soft_cap;                 // of scores, or of embeddings; 0: no cap
     int32_t window;                        // positions that a row sees, its own included; 0: all. Of ATTEND_ALL: up to its

@@ -30,6 +30,7 @@ class Kind(IntEnum):
     """The kind of an operation."""
 
     NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP, CONVOLVE, KEEP, RECALL, LSTM = range(12)
+    ROUTE, EXPERTS, MIX = range(12, 15)
 
 
 class Norm(IntEnum):

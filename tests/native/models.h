@@ -70,6 +70,7 @@ struct Made {
     std::map<const Matrix*, std::vector<float>> weights;  // [32 * panels][inputs]
     Turns turns;
     int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size, kv_format;
+    int experts = 0, asked = 0;     // of a row; or there are none
     bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all of their sequence
     int part;                       // rows of each chunk of a joined sequence without a state
     bool stated;                    // and are fed part by part: they see some blocks before their own
@@ -142,6 +143,36 @@ struct Made {
         return o;
     }
 
+    void mix(int from, int to, int weights, int asked, int size, int ending) {
+        Operation& o = add(MIX, from, to);
+        o.table = weights, o.heads = asked, o.size = size, o.ending = ending, o.scale = draw.of({1.0f, 0.7f});
+    }
+
+    // Each expert's outputs, of what all read, or each its own
+    void multiply(int from, int to, int inputs, int size, int ending, bool normed) {
+        Operation& o = add(EXPERTS, from, to);
+        const int panels = (size + PANEL - 1) / PANEL * (ending == GATED || ending == GATED_BY ? 2 : 1);
+        if (normed) norm(o);
+        else o.distance_count = inputs;
+        o.matrix = matrix(inputs, experts * panels * PANEL, false, most_format);
+        o.ending = ending, o.activation = draw.of({SILU, GELU}), o.heads = asked, o.kv_heads = experts, o.size = size;
+    }
+
+    // Experts, and what is added of them. `room`: buffers of logits, chances, what experts compute twice, and a number
+    void route(int hidden, int added, const int* room) {
+        const int size = widths[room[2]] / asked;
+        linear(hidden, room[0], STORE, true);
+        Operation& o = add(ROUTE, room[0], room[1]);
+        o.heads = asked, o.kv_heads = experts, o.together = draw.one_in(2), o.epsilon = draw.of({0.0f, 0.9f});
+        o.activation = draw.of({SILU, SIGMOID});
+        if (draw.one_in(2)) o.gain = gain(experts);
+        multiply(hidden, room[2], widths[hidden], size, draw.of({GATED, GATED_BY, ACTIVATED}), true);
+        multiply(room[2], room[3], size, widths[hidden], STORE, false);
+        mix(room[3], added, room[1], asked, widths[hidden], STORE);
+        linear(hidden, room[4], ACTIVATED, true);
+        mix(added, hidden, room[4], 1, widths[hidden], ADD);
+    }
+
     // Of `distance_count` distances, and what is added to scores by them
     void place(Operation& o) {
         int32_t* places = arena.take<int32_t>(o.distance_count);
@@ -188,6 +219,12 @@ struct Made {
         const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
         const int wide = buffer((heads + 2 * kv_heads) * size), attended = buffer(narrow), queries = buffer(narrow);
         const int inner = buffer(draw.upto(1, 150)), added = buffer(widths[hidden]), last = buffer(widths[hidden]);
+        int room[5];
+        if (draw.one_in(3)) {
+            experts = draw.of({1, 2, 3, 5, 70}), asked = draw.one_in(2) ? std::min(experts, 6) : draw.upto(1, std::min(experts, 6));
+            const int widths_of[] = {experts, asked, asked * draw.of({1, 20, 32, 70}), asked * widths[hidden], 1};
+            for (int i = 0; i < 5; i++) room[i] = buffer(widths_of[i]);
+        }
         turns = {arena.take<float>(POSITIONS * half + 1), arena.take<float>(POSITIONS * half + 1), POSITIONS, half};
         for (int i = 0; i < POSITIONS * half; i++) {
             const double angle = i / half * pow(1e4, -(double)(i % half) / half);
@@ -256,6 +293,7 @@ struct Made {
                 }
                 norm(add(NORM_ADD, added, hidden));
             }
+            if (experts) route(hidden, added, room);
             linear(hidden, inner, draw.of({GATED, GATED_BY, ACTIVATED}), true);
             linear(inner, behind ? added : hidden, behind ? STORE : draw.of({ADD, ADD_ACTIVATED}), false);
             if (behind) norm(add(NORM_ADD, added, hidden));

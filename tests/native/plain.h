@@ -28,7 +28,8 @@ inline Row normed(const Operation& o, const Row& x, const float* gain, int norm)
     return y;
 }
 
-inline Row product(const Made& made, const Operation& o, Row x, const Row& before) {
+// `outputs` of a matrix, from output `first` on; what gates are multiplied with is `apart` from them
+inline Row product(const Made& made, const Operation& o, Row x, const Row& before, int first, int outputs, int apart) {
     const Matrix& m = *o.matrix;
     const std::vector<float>& weights = made.weights.at(&m);
     if (o.norm) x = normed(o, x, o.gain, o.norm);
@@ -42,16 +43,17 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
         float nearest = (float)v;
         if (m.format == PAIRS) sixteen(nearest, BFLOAT16), v = nearest;
     }
-    auto output = [&](int out) {
+    auto output = [&](int own) {
+        const int out = first + own;
         double sum = m.bias ? m.bias[out] : 0;
         for (int in = 0; in < m.inputs; in++) sum += x[in] * weights[(size_t)out * m.inputs + in];
         return sum;
     };
     Row y;
-    for (int out = 0; out < made.widths[o.to]; out++) {
+    for (int out = 0; out < outputs; out++) {
         double v = output(out);
-        if (o.ending == GATED) v = activated(v, o.activation) * output(m.panels / 2 * PANEL + out);
-        if (o.ending == GATED_BY) v *= activated(output(m.panels / 2 * PANEL + out), o.activation);
+        if (o.ending == GATED) v = activated(v, o.activation) * output(apart + out);
+        if (o.ending == GATED_BY) v *= activated(output(apart + out), o.activation);
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         v *= o.scale ? o.scale : 1;
         if (o.ending == CAPPED) v = o.cap * tanh(v / o.cap);
@@ -59,6 +61,21 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
         y.push_back(o.ending == ADD ? v + before[out] : v);
     }
     return y;
+}
+
+// The experts of a row, likeliest first, whose chances are written; and how far the others are from the last of them
+inline std::vector<int> routed(const Operation& o, const Row& logits, Row& to, double& gap) {
+    std::vector<int> ids(o.kv_heads);
+    std::iota(ids.begin(), ids.end(), 0);
+    double sum = 0, together = 0;
+    for (int i : ids) sum += exp(logits[i]);
+    const auto chance = [&](int i) { return o.activation == SIGMOID ? 1 / (1 + exp(-logits[i])) : exp(logits[i]) / sum; };
+    const auto value = [&](int i) { return chance(i) + (o.gain ? o.gain[i] : 0); };
+    std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return value(a) > value(b); });
+    gap = o.heads < o.kv_heads ? value(ids[o.heads - 1]) - value(ids[o.heads]) : 1;
+    for (int r = 0; r < o.heads; r++) together += to[r] = chance(ids[r]);
+    for (int r = 0; o.together && r < o.heads; r++) to[r] /= std::max(together, (double)o.epsilon);
+    return ids;
 }
 
 // `key(p, d)` of the positions from `first` to `count`, `value(p, d)`, `added(p)` to the scores
@@ -171,7 +188,9 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
     std::vector<std::vector<Row>> rows(one.length);
     std::vector<Row> hidden(one.length);
     Row cell;
-    double worst = 0;
+    std::vector<std::vector<int>> asked(one.length);  // experts of each position, as they were last chosen
+    int sure = one.length;
+    double worst = 0, gap = 0;
     for (int position = 0; position < one.length; position++) {
         for (int width : made.widths) rows[position].emplace_back(width);
         Row& inputs = rows[position][0];
@@ -184,7 +203,23 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         const int group = o.kv_heads ? o.heads / o.kv_heads : 0, behind = o.kv_heads * o.size;
         if (o.kind == NORM) to = normed(o, Row(x), o.gain, o.norm);
         for (double& v : to) v = o.kind == NORM && o.ending == ACTIVATED ? activated(v, o.activation) : v;
-        if (o.kind == LINEAR) to = product(made, o, x, to);
+        if (o.kind == LINEAR) to = product(made, o, x, to, 0, made.widths[o.to], o.matrix->panels / 2 * PANEL);
+        std::vector<int>& chosen = asked[position];
+        if (o.kind == ROUTE) chosen = routed(o, x, to, gap);
+        // who computes otherwise by so little may choose others, and so may all who attend to this row
+        if (o.kind == ROUTE && gap < (made.most_format == INT8 || made.kv_format ? 0.1 : 1e-4))
+            sure = made.joined ? 0 : std::min(sure, position);
+        for (int r = 0; o.kind == EXPERTS && r < o.heads; r++) {
+            const int each = o.matrix->panels / o.kv_heads * PANEL;
+            const Row own(x.begin() + r * o.distance_count, x.begin() + r * o.distance_count + o.matrix->inputs);
+            const Row found = product(made, o, own, {}, chosen[r] * each, o.size, each / 2);
+            std::copy(found.begin(), found.end(), to.begin() + r * o.size);
+        }
+        for (int i = 0; o.kind == MIX && i < o.size; i++) {
+            double sum = 0;
+            for (int r = 0; r < o.heads; r++) sum += rows[position][o.table][r] * x[r * o.size + i];
+            to[i] = sum * o.scale + (o.ending == ADD ? to[i] : 0);
+        }
         if (o.kind == NORM_ADD)
             for (size_t i = 0; i < x.size(); i++) to[i] += normed(o, x, o.gain, o.norm)[i];
         const double factor = o.kind == TURN && o.shift ? o.scale * o.shift[position] : o.scale;
@@ -269,7 +304,7 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             attend(o, &x[h * o.size], 0, one.embeddings, key, value, nothing, &to[h * o.size]);
         }
     }
-    for (int position = 0; position < one.length; position++) {
+    for (int position = 0; position < sure; position++) {
         const Row& logits = rows[position].back();
         double largest = 1e-3, difference = 0;
         for (size_t i = 0; i < logits.size(); i++) {
