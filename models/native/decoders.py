@@ -19,6 +19,8 @@ from torch.nn import functional
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import (
+    PackedExperts,
+    are_known,
     epsilon_of,
     gain_of,
     is_known,
@@ -30,6 +32,7 @@ from .parts import (
     scale_of,
     turns_of,
     unknown_turns,
+    width_of,
 )
 from .program import MULTIPLE, Attention, Normed, Program
 from .recipes import FAMILIES, RECIPES, Recipe
@@ -54,15 +57,31 @@ class _Layer:
         return getattr(self.module, self.recipe.feed) if self.recipe.feed else self.module
 
     @property
+    def experts(self) -> Any:
+        """The experts of the feed-forward part; ``None``: it has none."""
+        return getattr(self.feed, "experts", None)
+
+    @property
+    def router(self) -> Any:
+        """The module that chooses experts."""
+        return getattr(self.feed, self.recipe.router)
+
+    @property
+    def gate(self) -> Any:
+        """The linear layer that says how much of the shared expert's outputs is added; ``None``: all of them."""
+        return getattr(self.feed, "shared_expert_gate", None)
+
+    @property
+    def dense(self) -> Any:
+        """The module that computes all rows: the feed-forward part, or the shared expert; ``None``: there is none."""
+        return self.feed if self.experts is None else _found(self.module, self.recipe.shared, None)
+
+    @property
     def matrices(self) -> tuple[tuple[Any, tuple[str, ...]], ...]:
         """The packed matrices: for each, a module and the names of its linear layers that the matrix joins."""
-        recipe, attention, feed = self.recipe, self.attention, self.feed
-        return (
-            (attention, recipe.read),
-            (attention, (recipe.out,)),
-            (feed, recipe.widen),
-            (feed, (recipe.narrow,)),
-        )
+        recipe, attention, dense = self.recipe, self.attention, self.dense
+        found = ((attention, recipe.read), (attention, (recipe.out,)))
+        return found if dense is None else (*found, (dense, recipe.widen), (dense, (recipe.narrow,)))
 
     @property
     def groups(self) -> list[list[Any]]:
@@ -153,8 +172,14 @@ class CausalDecoder:
             return f"its activation is {activation}; known: {', '.join(ACTIVATIONS)}"
         if others := unknown_turns(config):
             return others
-        if not all(map(is_known, self.linears)):
+        gates = [layer.gate for layer in self.layers if layer.gate is not None]
+        experts = [layer.experts for layer in self.layers if layer.experts is not None]
+        if not all(map(is_known, (*self.linears, *gates))) or not all(map(are_known, experts)):
             return "its linear layers are not torch's"
+        if getattr(config, "n_group", None) not in {None, 1}:
+            return "its experts are chosen by groups"
+        if getattr(config, "clip_qkv", None) is not None:
+            return "its queries, keys and values are clipped"
         if any(len({hasattr(one, "scales") for one in group}) > 1 for layer in self.layers for group in layer.groups):
             return "its linear layers are in int8 in part"
         if scale_of(embedding) is None:
@@ -167,8 +192,10 @@ class CausalDecoder:
         hidden = config.hidden_size
         if hidden % MULTIPLE or getattr(config, "word_embed_proj_dim", hidden) != hidden:
             return f"its width is {hidden}; known: multiples of {MULTIPLE}, which embeddings have, too"
-        if recipe.gated and config.intermediate_size % PANEL:
-            return f"its feed-forward part has a width of {config.intermediate_size}; known: multiples of {PANEL}"
+        widths = [one.intermediate_dim for one in experts]
+        widths += [width_of(group[0]) for layer in self.layers for group in layer.groups[3:]]
+        if recipe.gated and (odd := [width for width in widths if width % PANEL]):
+            return f"its feed-forward part has a width of {odd[0]}; known: multiples of {PANEL}"
         return None
 
     def pack(self, *, int8: bool = False) -> None:
@@ -182,6 +209,11 @@ class CausalDecoder:
             for index, (parent, names) in enumerate(layer.matrices):
                 heads = self.config.num_attention_heads if index == 0 and layer.recipe.in_heads else 0
                 pack_linears(parent, names, int8=int8, heads=heads)
+            if layer.experts is not None:  # what chooses or weighs experts stays exact
+                layer.feed.experts = PackedExperts(layer.experts, int8=int8)
+                layer.router.register_buffer("packed", Panels.of(layer.router.weight.detach()).packed)
+            if layer.gate is not None:
+                pack_linears(layer.feed, ("shared_expert_gate",))
         pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)
 
     def program(self, positions: int) -> Program:
@@ -208,29 +240,34 @@ class _ProgramWriter:
     positions: int
     program: Program = field(factory=Program, init=False)
     tables: dict[tuple[str, ...], tuple[int, int]] = field(factory=dict, init=False)  # see `_table`, by kind of layer
+    room: tuple[int, ...] = field(default=(), init=False)  # buffers of experts, see `_experts`
 
     def write(self) -> Program:
         base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
-        inputs, out, _, narrow = next(self.decoder.layers).panels()
+        layers = list(self.decoder.layers)
+        inputs, out, *_ = layers[0].panels()
         hidden, split = program.buffer(config.hidden_size), program.buffer(inputs.outputs)
-        attended, inner = program.buffer(out.inputs), program.buffer(narrow.inputs)
+        widths = [narrow.inputs for layer in layers for narrow in layer.panels()[3:]]
+        attended, inner = program.buffer(out.inputs), program.buffer(max(widths, default=1))
         summand = program.buffer(config.hidden_size)
         embedding = self.decoder.module.get_input_embeddings()
         program.look_up(hidden, embedding.panels(), embedding.scale, self._places())
         activation = ACTIVATIONS[getattr(config, recipe.activation)]
         ending = Ending.GATED if recipe.gated else Ending.ACTIVATED
-        for index, layer in enumerate(self.decoder.layers):
-            inputs, out, widen, narrow = layer.panels()
+        for index, layer in enumerate(layers):
+            inputs, out, *dense = layer.panels()
             first, behind, second, last = layer.norms
-            attention = self._attention(index, layer)
+            told: dict[str, Any] = {"norm": self._norm(second), "activation": activation}
             program.linear(hidden, split, inputs, Ending.STORE, norm=self._norm(first))
             if layer.is_parallel:
-                program.linear(hidden, inner, widen, ending, norm=self._norm(second), activation=activation)
-            program.attend(split, attended, attention)
+                program.linear(hidden, inner, dense[0], ending, **told)
+            program.attend(split, attended, self._attention(index, layer))
             self._add(attended, hidden, summand, out, behind)
-            if not layer.is_parallel:
-                program.linear(hidden, inner, widen, ending, norm=self._norm(second), activation=activation)
-            self._add(inner, hidden, summand, narrow, last)
+            if dense and not layer.is_parallel:
+                program.linear(hidden, inner, dense[0], ending, **told)
+            opened = None if layer.experts is None else self._experts(layer, hidden, told)
+            if dense:
+                self._add(inner, hidden, summand, dense[1], last, opened)
         end, head = program.buffer(config.hidden_size), self.decoder.head
         final = self._norm(attrgetter(recipe.last_norm)(base))
         assert final is not None, "a decoder ends with a norm"
@@ -243,6 +280,42 @@ class _ProgramWriter:
             kind = Ending.CAPPED if cap else Ending.STORE
             program.linear(end, logits, panels, kind, cap=cap or 0.0, scale=scale, wanted=True)
         return program
+
+    def _experts(self, layer: _Layer, hidden: int, told: dict[str, Any]) -> int | None:
+        """Adds the outputs of a layer's experts to the hidden states. Returns the buffer of the shared expert's gate;
+        ``None``: it has none."""
+        program, router, experts, size = self.program, layer.router, layer.experts, self.decoder.config.hidden_size
+        count, asked, width = router.num_experts, router.top_k, experts.intermediate_dim
+        if not self.room:
+            self.room = tuple(map(program.buffer, (count, asked, asked * width, asked * size, 1)))
+        logits, chances, inners, outputs, opened = self.room
+        added = _found(router, self.recipe.correction, None)
+        program.linear(hidden, logits, Panels(count, size, router.packed, None), Ending.STORE, norm=told["norm"])
+        program.route(
+            logits,
+            chances,
+            asked,
+            count,
+            apart=self.recipe.apart,
+            together=getattr(router, "norm_topk_prob", True),
+            least=getattr(router, "norm_min", 0.0),
+            added=None if added is None else plain(added.flatten()),
+        )
+        each = {"heads": asked, "kv_heads": count, "size": width}
+        program.linear(hidden, inners, experts.gate_up_proj.panels(), Ending.GATED, **told, experts=each)
+        each = {**each, "size": size, "distance_count": width}
+        program.linear(inners, outputs, experts.down_proj.panels(), Ending.STORE, experts=each)
+        if layer.gate is not None:
+            gated = {**told, "activation": ACTIVATIONS["sigmoid"]}
+            program.linear(hidden, opened, layer.gate.panels(), Ending.ACTIVATED, **gated)
+        scale = self._scale * getattr(router, "routed_scaling_factor", 1.0)
+        program.mix(outputs, hidden, chances, asked=asked, size=size, scale=scale)
+        return None if layer.gate is None else opened
+
+    @property
+    def _scale(self) -> float:
+        """The factor of what is added to the hidden states."""
+        return self._setting(self.recipe.residuals_by) / self._setting(self.recipe.embeddings_by)
 
     def _setting(self, name: str) -> float:
         """Returns a factor of the configuration; 1 if there is no ``name``."""
@@ -263,19 +336,23 @@ class _ProgramWriter:
         norm = norm_of(module)
         return evolve(norm, epsilon=norm.epsilon / self._setting(self.recipe.embeddings_by) ** 2)
 
-    def _add(self, source: int, hidden: int, summand: int, panels: Panels, norm: Any) -> None:
+    def _add(
+        self, source: int, hidden: int, summand: int, panels: Panels, norm: Any, opened: int | None = None
+    ) -> None:
         """Adds the outputs of a linear layer for the buffer ``source`` to the hidden states, normalized if there is a
-        ``norm``."""
-        scale = self._setting(self.recipe.residuals_by) / self._setting(self.recipe.embeddings_by)
-        if norm is None:
-            self.program.linear(source, hidden, panels, Ending.ADD, scale=scale)
+        ``norm``, or times the number in the buffer ``opened``."""
+        if norm is None and opened is None:
+            self.program.linear(source, hidden, panels, Ending.ADD, scale=self._scale)
             return
         self.program.linear(source, summand, panels, Ending.STORE)
-        self.program.norm(summand, hidden, norm_of(norm), add=True)
+        if opened is None:
+            self.program.norm(summand, hidden, norm_of(norm), add=True)
+        else:
+            self.program.mix(summand, hidden, opened, asked=1, size=self.program.widths[hidden], scale=self._scale)
 
     def _attention(self, index: int, layer: _Layer) -> Attention:
         recipe, attention, config = self.recipe, layer.attention, self.decoder.config
-        inputs, out, _, _ = layer.panels()
+        inputs, out, *_ = layer.panels()
         size, query_norm, key_norm = out.inputs // config.num_attention_heads, *layer.head_norms
         turns = hasattr(self.decoder.base, "rotary_emb") and recipe.is_turned(attention)
         table, turned = self._table(getattr(config, "layer_types", None), index) if turns else (0, 0)

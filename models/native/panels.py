@@ -66,6 +66,17 @@ class Panels:
         return cls(outputs, inputs, packed, None if bias is None else filled(bias, panels))
 
     @classmethod
+    def of_each(cls, weights: Tensor, *, dtype: torch.dtype | None = None) -> Panels:
+        """Packs matrices [matrices, outputs, inputs] one after the other, each into panels of its own."""
+        if weights.dtype != torch.bfloat16:  # whose matrices are in pairs
+            dtype = dtype or narrowest(weights.flatten(0, 1))
+        first = cls.of(weights[0], dtype=dtype).packed
+        packed = first.new_empty(len(weights), *first.shape)
+        for index, weight in enumerate(weights):
+            packed[index] = cls.of(weight, dtype=dtype).packed
+        return cls(len(weights) * len(first) * PANEL, weights.shape[2], packed.flatten(0, 1), None)
+
+    @classmethod
     def of_int8(cls, values: Tensor, scales: Tensor, bias: Tensor | None = None) -> Panels:
         """Packs int8 ``values`` [outputs, inputs] with ``scales`` [outputs, groups], or [outputs, 1] for all groups."""
         outputs, inputs = values.shape

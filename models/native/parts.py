@@ -32,15 +32,16 @@ class PackedLinear(nn.Module):
     Args:
         heads: the module's outputs are queries, keys and values of so many heads, one head after the other; in the
             matrix all queries come first, then all keys. 0: the order is the same.
+        apart: the matrix is of several experts, whose first outputs are so far apart.
     """
 
     packed: Tensor
     bias: Tensor | None
     weight = None  # T5's layers ask for its dtype, to compute in that
 
-    def __init__(self, panels: Panels, first: int, outputs: int, heads: int = 0) -> None:
+    def __init__(self, panels: Panels, first: int, outputs: int, heads: int = 0, apart: int = 0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.apart = heads, apart
         self.register_buffer("packed", panels.packed)
         self.register_buffer("bias", panels.bias)
         self.whole, self.in_features = panels.outputs, panels.inputs
@@ -50,10 +51,10 @@ class PackedLinear(nn.Module):
         """Returns the matrix, with the outputs of the neighbours."""
         return Panels(self.whole, self.in_features, self.packed, self.bias)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        panels, end = self.panels(), self.first + self.out_features
-        parts = []
-        for start in range(self.first, end, _PART):
+    def forward(self, inputs: Tensor, expert: int = 0) -> Tensor:
+        panels, first = self.panels(), self.first + expert * self.apart
+        parts, end = [], first + self.out_features
+        for start in range(first, end, _PART):
             stop = min(start + _PART, end)
             bias = None if self.bias is None else self.bias[start:stop].to(inputs.dtype)
             parts.append(functional.linear(inputs, panels.part(start, stop).to(inputs.dtype), bias))
@@ -61,6 +62,33 @@ class PackedLinear(nn.Module):
         if not self.heads:
             return found
         return found.view(*found.shape[:-1], 3, self.heads, -1).transpose(-3, -2).flatten(-3)
+
+
+class PackedExperts(nn.Module):
+    """A replacement for the experts of a layer, each of which computes some rows. It takes the matrices from
+    ``experts``, one after the other."""
+
+    gate_up_proj: PackedLinear
+    down_proj: PackedLinear
+
+    def __init__(self, experts: Any, *, int8: bool) -> None:
+        super().__init__()
+        self.intermediate_dim, self.act_fn = experts.intermediate_dim, experts.act_fn
+        for name in ("gate_up_proj", "down_proj"):
+            weights = getattr(experts, name).detach()
+            delattr(experts, name)
+            panels = Panels.of_each(weights, dtype=torch.int8 if int8 else None)
+            setattr(self, name, PackedLinear(panels, 0, weights.shape[1], apart=panels.outputs // len(weights)))
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns the sums [rows, hidden] of the outputs of experts ``chosen`` [rows, asked] by their ``weights``."""
+        found = torch.zeros_like(hidden)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, ranks = torch.where(chosen == expert)
+            gates, values = self.gate_up_proj(hidden[rows], expert).chunk(2, -1)
+            own = self.down_proj(self.act_fn(gates) * values, expert)
+            found.index_add_(0, rows, own * weights[rows, ranks, None])
+        return found
 
 
 class PackedConvolution(nn.Module):
@@ -191,6 +219,17 @@ def is_known(linear: Any) -> bool:
         or _is_turned(linear)
         or (hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1)
     )
+
+
+def are_known(experts: Any) -> bool:
+    """True if ``experts`` have two matrices of floating-point numbers each, or are already packed."""
+    names = ("gate_up_proj", "down_proj")
+    return type(experts) is PackedExperts or all(getattr(experts, name).is_floating_point() for name in names)
+
+
+def width_of(linear: Any) -> int:
+    """Returns the number of inputs of a linear layer that `is_known`."""
+    return int(linear.weight.shape[1] if linear.weight is not None else linear.in_features)
 
 
 def scale_of(embedding: Any) -> float | None:

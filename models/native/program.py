@@ -6,14 +6,14 @@ the library holds their addresses: the runner must be closed before the tensors 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from attrs import asdict, define, field, frozen
 from torch import Tensor
 
-from .library import Ending, Kind, Norm, OperationData
+from .library import ACTIVATIONS, Ending, Kind, Norm, OperationData
 from .panels import Panels
 
 MULTIPLE = 16  # rows that are normalized have a width that is a multiple of this number
@@ -166,13 +166,19 @@ class Program:
         cap: float = 0.0,
         scale: float = 1.0,
         wanted: bool = False,
+        experts: Mapping[str, int] | None = None,
     ) -> None:
-        """Multiplies each row with ``matrix``, and what comes out with ``scale``. ``wanted``: the source has only the
-        wanted rows."""
+        """Multiplies each row with ``matrix``, and what comes out with ``scale``.
+
+        Args:
+            wanted: the source has only the wanted rows.
+            experts: fields of an operation that multiplies with the matrices of a row's experts; ``None``: there is one
+                matrix for all rows.
+        """
         self._matrices.append(matrix)
-        told = {} if norm is None else self._normed(norm)
+        told = {**({} if norm is None else self._normed(norm)), **(experts or {})}
         self._add(
-            kind=Kind.LINEAR,
+            kind=Kind.LINEAR if experts is None else Kind.EXPERTS,
             source=source,
             to=to,
             wanted=2 * wanted,
@@ -183,6 +189,34 @@ class Program:
             scale=scale,
             **told,
         )
+
+    def route(
+        self,
+        source: int,
+        to: int,
+        asked: int,
+        count: int,
+        *,
+        apart: bool,
+        together: bool,
+        least: float,
+        added: Tensor | None,
+    ) -> None:
+        """Chooses ``asked`` of ``count`` experts by their chances, and writes these.
+
+        Args:
+            source: the buffer of logits. Chances are their softmax; if experts are ``apart``, the sigmoid of each.
+            together: divide the chances by their sum, or by ``least`` if that is more.
+            added: float32 [count], added to all chances only to choose; ``None``: nothing is.
+        """
+        told = {"together": int(together), "epsilon": least, "gain": self._kept(added)}
+        told["activation"] = ACTIVATIONS["sigmoid" if apart else "silu"]
+        self._add(kind=Kind.ROUTE, source=source, to=to, heads=asked, kv_heads=count, **told)
+
+    def mix(self, source: int, to: int, weights: int, *, asked: int, size: int, scale: float) -> None:
+        """Adds the outputs [rows, asked, size] by the weights in the buffer ``weights``, times ``scale``, to ``to``."""
+        told = {"table": weights, "heads": asked, "size": size, "scale": scale, "ending": Ending.ADD}
+        self._add(kind=Kind.MIX, source=source, to=to, **told)
 
     def attend(self, source: int, to: int, attention: Attention) -> None:
         """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes

@@ -31,6 +31,10 @@ class Recipe:
         feed: the feed-forward part, in a layer; empty: the layer itself.
         widen: the first linear layers of the feed-forward part: gates before what they are multiplied with.
         narrow: its last linear layer.
+        router: what chooses experts, in a feed-forward part that has some.
+        shared: the expert that all rows share, in a layer with experts; empty: none. It has ``widen`` and ``narrow``.
+        correction: the numbers of the router that are added to chances only to choose, if there are some.
+        apart: True: the chance of each expert is the sigmoid of its logit.
         gated: True: it has gates.
         norms: the norms of attention: before it, and before its sum; the norms of the feed-forward part likewise.
             Empty: none.
@@ -60,6 +64,10 @@ class Recipe:
     feed: str = "mlp"
     widen: tuple[str, ...] = ("gate_proj", "up_proj")
     narrow: str = "down_proj"
+    router: str = "gate"
+    shared: str = ""
+    correction: str = "e_score_correction_bias"
+    apart: bool = False
     gated: bool = True
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
     parallel: bool = False
@@ -102,6 +110,8 @@ _COHERE = Recipe(
 _GRANITE = Recipe(
     embeddings_by="embedding_multiplier", residuals_by="residual_multiplier", logits_over="logits_scaling"
 )
+_GLM_MOE = Recipe(shared="mlp.shared_experts", apart=True)
+_GRANITE_MOE = evolve(_GRANITE, feed="block_sparse_moe", router="router")
 
 FAMILIES: dict[str, tuple[str, Recipe]] = {
     "llama": ("LlamaDecoderLayer", _PLAIN),
@@ -119,7 +129,22 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "gemma3_text": ("Gemma3DecoderLayer", _GEMMA3),
     "helium": ("HeliumDecoderLayer", Recipe(paired=True)),
     "ernie4_5": ("Ernie4_5DecoderLayer", Recipe(paired=True)),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeDecoderLayer",
+        Recipe(paired=True, shared="mlp.shared_experts", correction="moe_statics.e_score_correction_bias"),
+    ),
+    "glm4_moe": ("Glm4MoeDecoderLayer", _GLM_MOE),
+    "dots1": ("Dots1DecoderLayer", _GLM_MOE),
+    "mixtral": ("MixtralDecoderLayer", _PLAIN),
+    "qwen2_moe": ("Qwen2MoeDecoderLayer", Recipe(shared="mlp.shared_expert")),
+    "qwen3_moe": ("Qwen3MoeDecoderLayer", _PLAIN),
+    "olmoe": ("OlmoeDecoderLayer", _PLAIN),
     "granite": ("GraniteDecoderLayer", _GRANITE),
+    "granitemoe": ("GraniteMoeDecoderLayer", _GRANITE_MOE),
+    "granitemoeshared": (
+        "GraniteMoeSharedDecoderLayer",
+        evolve(_GRANITE_MOE, shared="shared_mlp", widen=("input_linear",), narrow="output_linear"),
+    ),
     "olmo2": ("Olmo2DecoderLayer", _BEHIND),
     "olmo3": ("Olmo3DecoderLayer", evolve(_BEHIND, by_kind=True)),
     "exaone4": (

@@ -17,6 +17,7 @@ from triolet.core.request import EncoderItem, Probe
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.native.decoders import MODEL_TYPES
 from triolet.models.native.library import Library
+from triolet.models.native.program import Program
 
 from ..checkpoints.checkpoints import rewrite
 from .texts import Job, generate, noise
@@ -185,12 +186,34 @@ def make_more():
     sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     more = {**sizes, "intermediate_size": 64, "max_position_embeddings": 128, "num_key_value_heads": 2}
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 299}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    local = {"num_local_experts": 4, "num_experts_per_tok": 2}
     sliding = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     kinds = {
         "phi3": t.Phi3Config(**more, **ends),
         "qwen2": t.Qwen2Config(**more),
         "qwen3_moe": t.Qwen3MoeConfig(**more, **experts, head_dim=8),
+        "qwen2_moe": t.Qwen2MoeConfig(**more, **experts, shared_expert_intermediate_size=64, mlp_only_layers=[1]),
+        "mixtral": t.MixtralConfig(**more, **local),
+        "olmoe": t.OlmoeConfig(**more, **ends, num_experts=4, num_experts_per_tok=2),
+        "granitemoe": t.GraniteMoeConfig(**more, **ends, **local, residual_multiplier=0.5),
+        "granitemoeshared": t.GraniteMoeSharedConfig(**more, **ends, **local, shared_intermediate_size=32),
+        "glm4_moe": t.Glm4MoeConfig(
+            **more, **ends, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, first_k_dense_replace=0
+        ),
+        "dots1": t.Dots1Config(
+            **{**more, "num_key_value_heads": 4},
+            **ends,
+            n_routed_experts=4,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+        ),
+        "ernie4_5_moe": t.Ernie4_5_MoeConfig(
+            **more, **ends, moe_num_experts=4, moe_k=2, moe_intermediate_size=32, moe_layer_start_index=1
+        ),
         "granite": t.GraniteConfig(
             **more, logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=6.0, attention_multiplier=0.5
         ),
@@ -233,9 +256,9 @@ def test_architectures_without_a_line_of_their_own(open_driver, config, folder, 
     torch.manual_seed(0)
     model = make_more()[kind]().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+        for name, weights in (*model.named_parameters(), *model.named_buffers()):
+            if weights.dim() > 1 or name.endswith("correction_bias"):
+                weights.normal_(0.0, 1.5 / weights.shape[-1] ** 0.5)
     model.generation_config = GenerationConfig(eos_token_id=299, pad_token_id=0)
     driver = open_driver(tiny(tmp_path, model, folder("llama")))
     if Library.load() is not None:
@@ -248,14 +271,34 @@ def test_architectures_without_a_line_of_their_own(open_driver, config, folder, 
     assert [result.tokens for result in results] == [generate(model, job.prompt, 8) for job in jobs]
 
 
-def test_an_estimate_knows_that_experts_are_not_quantized(open_driver, config, folder, tmp_path):
-    """Once they are loaded, all experts of a layer are one tensor, which is no linear layer."""
-    model = make_more()["qwen3_moe"]()
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("qwen2_moe", "float32"), ("granitemoe", "float32"), ("qwen3_moe", "bfloat16")]
+)
+def test_an_estimate_knows_which_experts_are_quantized(open_driver, config, folder, tmp_path, kind, dtype):
+    """The native library's are. For torch, all experts of a layer are one tensor, which is no linear layer."""
+    model = make_more()[kind]()
     model.generation_config = GenerationConfig(eos_token_id=299, pad_token_id=0)
     tiny(tmp_path, model, folder("llama"))
-    held = open_driver(tmp_path, quantization="int8").executor.memory().by_owner["weights"]
-    thought = estimate(tmp_path, config(quantization="int8")).by_owner["weights"] - ODDS
-    assert held - 10_000 <= thought <= held * 1.1
+    settings = {"quantization": "int8", "dtype": dtype}
+    found, thought = (
+        open_driver(tmp_path, **settings).executor.memory().by_owner,
+        estimate(tmp_path, config(**settings)).by_owner,
+    )
+    assert found["weights"] - 10_000 <= thought["weights"] - ODDS <= found["weights"] * 1.1
+    assert found.get("native", 0) <= thought["native"] <= found.get("native", 1 << 30) + (1 << 20)
+
+
+@pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}])
+def test_experts_that_are_weighed_otherwise_are_refused(open_driver, folder, tmp_path, monkeypatch, settings):
+    model = make_more()["qwen2_moe"]()
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj.mul_(30.0)
+    tiny(tmp_path, model, folder("llama"))
+    open_driver(tmp_path, **settings)
+    route = Program.route
+    monkeypatch.setattr(Program, "route", lambda *given, **told: route(*given, **{**told, "together": True}))
+    with pytest.raises(UnsupportedModel, match="other numbers by the native library than by transformers"):
+        open_driver(tmp_path, **settings)
 
 
 def test_missing_weights_are_refused(books, open_driver, folder, tmp_path):

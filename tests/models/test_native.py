@@ -9,6 +9,7 @@ import functools
 import random
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,16 +25,19 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    GraniteMoeSharedConfig,
     HeliumConfig,
     LlamaConfig,
     Ministral3Config,
@@ -41,13 +45,17 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PhiConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
+    StableLmConfig,
     Starcoder2Config,
 )
 
@@ -68,6 +76,7 @@ HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "ma
 KINDS = ["sliding_attention", "full_attention"]
 EVEN = {"num_attention_heads": 3}  # as many heads of keys
 PADS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+ASKED = {"num_experts_per_tok": 3}  # experts of a row
 KEPT = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])  # what pages and slots hold
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE, **HEADS, attention_bias=True),
@@ -126,6 +135,39 @@ CONFIGS = {
         **SHAPE, **EVEN, **PADS, max_position_embeddings=POSITIONS, use_parallel_residual=False, hidden_act="relu"
     ),
     "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=3, n_positions=POSITIONS),
+    "mixtral": MixtralConfig(**SHAPE, **HEADS, num_local_experts=5),
+    "qwen2_moe": Qwen2MoeConfig(
+        **SHAPE, **HEADS, **ASKED, num_experts=40, moe_intermediate_size=32, shared_expert_intermediate_size=64
+    ),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SHAPE, **HEADS, num_experts=70, num_experts_per_tok=1, moe_intermediate_size=64, mlp_only_layers=[1]
+    ),
+    "olmoe": OlmoeConfig(**SHAPE, **EVEN, **PADS, **ASKED, num_experts=9, max_position_embeddings=POSITIONS),
+    "granitemoeshared": GraniteMoeSharedConfig(
+        **SHAPE,
+        **HEADS,
+        **PADS,
+        **ASKED,
+        num_local_experts=6,
+        shared_intermediate_size=64,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.7,
+        logits_scaling=2.5,
+    ),
+    "ernie4_5_moe": Ernie4_5_MoeConfig(
+        **SHAPE, **HEADS, **PADS, moe_k=3, moe_num_experts=7, moe_intermediate_size=32, moe_layer_start_index=1
+    ),
+    "glm4_moe": Glm4MoeConfig(
+        **SHAPE,
+        **HEADS,
+        **PADS,
+        **ASKED,
+        n_routed_experts=7,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.7,
+        use_qk_norm=True,
+    ),
     "opt": OPTConfig(
         **{**SHAPE, **PADS}, **EVEN, ffn_dim=70, max_position_embeddings=POSITIONS, word_embed_proj_dim=48
     ),
@@ -145,7 +187,8 @@ ALIKE = {
     "neox",
     "opt",
 }
-ALIKE |= {"neox, one after the other", "gpt2"}
+ALIKE |= {"neox, one after the other", "gpt2", "qwen3_moe", "olmoe", "granitemoeshared", "ernie4_5_moe"}
+ALIKE |= {"glm4_moe"}
 """Families whose operations others have, too: the best level is enough."""
 LEVELS = [(name, level) for name in CONFIGS for level in ([0] if name in ALIKE else [1, 3, 4])]
 
@@ -296,6 +339,21 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe"])
+def test_experts_that_are_equally_likely_are_chosen_as_torch_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its topk sorts few of many in another way than many of few."""
+    decoder, tokens = decoder_of(name), (3, 1, 4, 1, 5)
+    with torch.inference_mode():
+        for layer in decoder.layers:
+            if layer.experts is not None:
+                layer.router.weight.zero_()
+        expected = decoder.module(torch.tensor([tokens])).logits[0]
+    monkeypatch.setattr(sys.modules[__name__], "decoder_of", lambda _: decoder)
+    with fed(name) as one:
+        (found,) = one.feed([(Told(tokens, pages=(5,)), 0, len(tokens))])
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
 def rounded(inputs: Tensor) -> Tensor:
     """What int8 holds of ``inputs`` [..., inputs]."""
     values, scales = in_groups(inputs.reshape(-1, inputs.shape[-1]))
@@ -309,8 +367,8 @@ def test_numbers_in_int8_are_those_of_the_packed_module(name: str, level: int) -
     draw = random.Random(3)
     with fed(name, level=level, int8=True) as one:
         for linear in one.module.modules():
-            if isinstance(linear, PackedLinear):
-                linear.register_forward_pre_hook(lambda _, inputs: rounded(inputs[0]))
+            if isinstance(linear, PackedLinear) and linear.panels().in_int8:
+                linear.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]), *inputs[1:]))
         sequences = sequences_of([1] * 20 + [90], 16, draw)
         apart = []
         for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
@@ -516,7 +574,13 @@ def test_a_model_that_is_no_program_says_why() -> None:
         (LlamaConfig(**{**SHAPE, "intermediate_size": 80}, **HEADS), "its feed-forward part has a width of 80; known"),
         (LlamaConfig(**SHAPE, **HEADS, hidden_act="mish"), "its activation is mish; known: silu"),
         (CohereConfig(**SHAPE, **HEADS, **PADS, use_qk_norm=True), "its heads have layer norms"),
-        (MixtralConfig(**SHAPE, **HEADS), "its layers are MixtralDecoderLayer; known: Cohere2DecoderLayer"),
+        (StableLmConfig(**SHAPE, **HEADS), "its layers are StableLmDecoderLayer; known: Cohere2DecoderLayer"),
+        (MixtralConfig(**{**SHAPE, "intermediate_size": 80}, **HEADS), "its feed-forward part has a width of 80"),
+        (
+            Glm4MoeConfig(**SHAPE, **HEADS, **PADS, n_group=2, n_routed_experts=4, moe_intermediate_size=32),
+            "its experts are chosen by groups",
+        ),
+        (OlmoeConfig(**SHAPE, **EVEN, **PADS, clip_qkv=5.0), "its queries, keys and values are clipped"),
         (
             OPTConfig(**opt, word_embed_proj_dim=48, do_layer_norm_before=False),
             "its norms have no weights, or there is",
