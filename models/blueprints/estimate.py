@@ -309,6 +309,8 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
         return _packed_bytes(blueprint, name, stored)
     if native and len(stored.shape) == 1:  # perhaps a bias, which is in float32 in any dtype
         return 4 * count
+    if ".experts." in name and name.endswith(".weight_packed"):  # transformers unpacks what compressed-tensors packed
+        return 4 * count * width
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
     if blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored):

@@ -20,6 +20,7 @@ from triolet.models.native.library import Library
 from triolet.models.native.program import Program
 
 from ..checkpoints.checkpoints import rewrite
+from .test_stored_int8 import packed
 from .texts import Job, generate, noise
 
 LENGTHS = (1, 5, 23, 40, 70)  # the window of mistral is 16
@@ -286,6 +287,14 @@ def test_an_estimate_knows_which_experts_are_quantized(open_driver, config, fold
     )
     assert found["weights"] - 10_000 <= thought["weights"] - ODDS <= found["weights"] * 1.1
     assert found.get("native", 0) <= thought["native"] <= found.get("native", 1 << 30) + (1 << 20)
+
+
+def test_experts_that_are_stored_packed_count_as_they_are_unpacked(open_driver, config, folder, tmp_path):
+    tiny(tmp_path / "plain", make_more()["qwen3_moe"](), folder("llama"))
+    packed(tmp_path / "plain", tmp_path / "packed")
+    found = open_driver(tmp_path / "packed").executor.memory().by_owner["weights"]
+    thought = estimate(tmp_path / "packed", config()).by_owner["weights"] - ODDS
+    assert found - 10_000 <= thought <= found * 1.1
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}])
