@@ -347,7 +347,8 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
         count, outputs, inputs = stored.shape
         panels = count * -(-outputs // PANEL)
     if _ROUTERS.search(name):
-        return 4 * outputs * inputs + panels * PANEL * inputs * min(4, stored.dtype.itemsize)
+        width = blueprint.dtype.itemsize
+        return width * outputs * inputs + panels * PANEL * (inputs + inputs % 2) * min(width, stored.dtype.itemsize)
     if _hears(blueprint) and name.endswith(_FAR):
         return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)

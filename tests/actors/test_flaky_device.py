@@ -18,7 +18,7 @@ from triolet_testing.trio_tools.schedules import Batches, run_scheduled
 
 from .shared import audio
 
-REQUESTS, POISONOUS, RATE = 200, 3, 0.05
+REQUESTS, POISONOUS, RATE = 200, 3, 0.06
 POISON = 63  # a token
 
 

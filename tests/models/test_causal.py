@@ -273,7 +273,8 @@ def test_architectures_without_a_line_of_their_own(open_driver, config, folder, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("qwen2_moe", "float32"), ("granitemoe", "float32"), ("qwen3_moe", "bfloat16")]
+    ("kind", "dtype"),
+    [("qwen2_moe", "float32"), ("granitemoe", "float32"), ("qwen3_moe", "bfloat16"), ("qwen3_moe", "float16")],
 )
 def test_an_estimate_knows_which_experts_are_quantized(open_driver, config, folder, tmp_path, kind, dtype):
     """The native library's are. For torch, all experts of a layer are one tensor, which is no linear layer."""
