@@ -205,8 +205,9 @@ Fault admit(Engine& e, const Step& plan) {
     e.block_count = e.slot_count = e.owned = 0;
     for (Chunks* all : {&e.sequences, &e.chunks}) all->count = all->batch_count = 0;
     const auto add = [&m](Chunks& all, const Chunk& one) {
-        for (int i = 0, most; i < one.rows; i += most) {  // rows of two blocks see different rows
-            most = std::min({BATCH, one.rows - i, m.block > 1 ? m.block - i % m.block : BATCH});
+        // rows of two blocks see different rows; where a state is, a batch that began elsewhere had other sums
+        for (int i = 0, most; i < one.rows; i += most) {
+            most = std::min({BATCH, one.rows - i, m.block > 1 || m.kept ? m.block - i % m.block : BATCH});
             all.batches[all.batch_count++] = {one.row + i, most, all.count, 0};
         }
         std::fill_n(all.owners + one.start, one.kept + one.rows, all.count);

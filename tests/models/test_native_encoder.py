@@ -224,6 +224,19 @@ def test_bands_of_rows_change_no_bit(dtype: torch.dtype) -> None:
             assert torch.equal(runner.step(inputs[row : row + 1].clone(), Rows.all_of(1))[0], together[row])
 
 
+def test_rows_have_the_same_bits_wherever_an_audio_was_cut() -> None:
+    """Of a window with more numbers than one sum has, where each row is a block of its own."""
+    program, inputs = Program(kept=140), torch.randn(300, 48)
+    program.attend_all(program.buffer(48), program.buffer(16), Attention.plain(1, 16, window=141, ahead=0))
+    with running(program, 300) as runner:
+        state, found = runner.new_state(), list[Tensor]()
+        whole = runner.step(inputs.clone(), evolve(Rows.all_of(300), states=[runner.new_state()]))
+        for start, stop in ((0, 57), (57, 200), (200, 300)):
+            rows = evolve(Rows.all_of(stop - start), chunks=[(stop - start, 0, 0, min(start, 140))], states=[state])
+            found.append(runner.step(inputs[start:stop].clone(), rows))
+    assert torch.equal(torch.cat(found), whole)
+
+
 # -- int8 --------------------------------------------------------------------------------------------------------------
 
 

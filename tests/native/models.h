@@ -212,8 +212,9 @@ struct Made {
         most_format = draw.of({BFLOAT16, INT8, PAIRS}), kv_format = draw.of({FLOAT32, FLOAT16, BFLOAT16});
         paged = !draw.one_in(3), joined = !paged && !draw.one_in(3), stated = joined && draw.one_in(2);
         recurrent = !paged && !joined && draw.one_in(2), part = draw.of({1, 30, 64, POSITIONS});
-        const int before = stated ? draw.upto(0, 3) : 0;  // blocks
-        if (stated) block = draw.of({1, 3, 14}), kept = std::max(8, before * block);
+        if (stated) block = draw.of({1, 3, 14});
+        const int before = !stated ? 0 : block == 1 ? draw.of({0, 3, 140}) : draw.upto(0, 3);  // blocks
+        if (stated) kept = std::max(8, before * block);
         kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
         size = draw.of({2, 3, 7, 12, 16, 20, 33, 40, 64});
         const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
