@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from attrs import evolve, frozen
 from torch import nn
 
@@ -19,7 +20,7 @@ from ..native.transducers import pack_transducer, transducer_program, unknown_tr
 from ..networks.frame_network import AHEAD, FrameNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from .blueprint import ModuleBlueprint, Own, Parts
+from .blueprint import Blueprint, ModuleBlueprint, Own, Parts
 
 
 @frozen(kw_only=True, eq=False)
@@ -42,7 +43,8 @@ class FrameBlueprint(ModuleBlueprint):
 
     @property
     def state_bytes(self) -> int:
-        return MOST_STATES * self.checkpoint.family.state_bytes(self.checkpoint.config, self.dtype)
+        held = torch.float32 if Blueprint.not_native(self) is None else self.dtype  # the library's are in float32
+        return MOST_STATES * self.checkpoint.family.state_bytes(self.checkpoint.config, held)
 
     @property
     def texts(self) -> int:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from triolet.models.architectures.crossed_family import MoonshineStreaming
+from triolet.models.blueprints.estimate import estimate
 from triolet.models.memory.encoder_states import MOST_STATES, EncoderStates
 from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.rows import Rows
@@ -340,6 +341,14 @@ def test_sixteen_live_audios_are_encoded_together_and_each_frame_once(
         (expected,) = parts.network.family.encode(parts.model.module, [item.payload])
     apart = (together[5][: len(expected) - 4] - expected[:-4]).abs().max()  # the last block sees the silence behind it
     assert float(apart / expected.abs().max()) < (1e-4 if quantization is None else 0.1)
+
+
+def test_states_of_an_encoder_in_bfloat16_count_as_they_are_held(opens: Any, folder: Any) -> None:
+    path, config = folder("nemotron_asr_streaming"), small_config(dtype="bfloat16")
+    executor, description = opens(path, config)
+    executor.encode((description.speech.hear_on(torch.randn(8_000).numpy(), None, None, last=False).item,))
+    held = MOST_STATES * executor.memory().by_owner["encoder_states"]
+    assert held <= estimate(path, config).by_owner["encoder_states"] < held * 1.5
 
 
 def test_an_audio_whose_state_is_lost_is_heard_from_its_beginning(opens: Any, folder: Any, monkeypatch: Any) -> None:
