@@ -358,5 +358,4 @@ class Program:
         assert tensor.dtype == torch.float32, f"the library reads float32, not {tensor.dtype}"
         assert tensor.is_contiguous(), "the library reads value by value"
         self._tensors.append(tensor)
-        assert tensor.dtype == torch.float32, f"the library reads float32, not {tensor.dtype}"
         return tensor.data_ptr()
