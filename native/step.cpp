@@ -229,11 +229,11 @@ Fault admit(Engine& e, const Step& plan) {
         float* state = m.state && plan.states ? plan.states[c] : nullptr;
         const int kept = m.state ? length : 0;
         if (m.state && (!within(kept, 0, std::min(m.kept, m.kept_rows - (e.owned - row))) || (!state && (kept || !m.kept)))) return BAD_SLOT;
-        const Chunk own{row, count, kept, e.owned, state};
+        const Chunk own{row, count, kept, e.owned, state, nullptr};
         const bool begins = m.pages || !table, ends = m.pages || c + 1 == plan.chunk_count || !chunk[5];
         if (begins) begun = row;
         add(e.chunks, own);
-        if (ends) add(e.sequences, begins ? own : Chunk{begun, row + count - begun, 0, begun, nullptr});
+        if (ends) add(e.sequences, begins ? own : Chunk{begun, row + count - begun, 0, begun, nullptr, nullptr});
         e.owned += kept + count;
         for (int i = 0; i < count; i++) {  // neighbours of one slot read it together
             Block* last = e.slot_count ? &e.slots[e.slot_count - 1] : nullptr;
@@ -243,6 +243,14 @@ Fault admit(Engine& e, const Step& plan) {
         row += count;
     }
     if (row != plan.rows) return BAD_ROWS;
+    for (int i = 0; i < m.count; i++) {  // two rows would change a state at once
+        const Operation& o = m.operations[i];
+        for (int at = 0; o.kind == LSTM && at < (o.wanted ? plan.wanted_count : plan.rows); at++) {
+            Chunk& c = e.sequences.of[e.sequences.owners[o.wanted == 1 ? plan.wanted[at] : at]];
+            if (c.changed == &o) return BAD_ROWS;
+            c.changed = &o;
+        }
+    }
     s.rows = plan.rows;
     s.wanted_count = plan.wanted_count;
     s.part = plan.part;

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from triolet.core.errors import EngineError
 from triolet.models.memory.rows import Rows
 from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
@@ -133,6 +134,15 @@ def test_a_sequence_has_the_same_bits_beside_others(name: str, seeds: list[int],
     with reading(name, level=level, int8=int8, threads=3) as runner:
         for one, found in zip(alone, read(runner, sequences), strict=True):
             assert torch.equal(one, torch.stack(found[: len(one)]))
+
+
+def test_two_tokens_of_one_state_in_a_step_are_refused() -> None:
+    with reading("TDT") as runner:
+        states = [runner.new_state().zero_()]
+        rows = Rows(positions=[0] * 3, chunks=[(3, 0, 0, 0)], tables=(), wanted=[0, 2], states=states)
+        with pytest.raises(EngineError, match="refuses a step of 3 rows: rows"):
+            runner.read(torch.zeros(3, WIDTH), [4, 5, 6], rows, scores=True)
+        assert not states[0].any()
 
 
 def test_an_activation_that_the_library_does_not_know_is_told() -> None:

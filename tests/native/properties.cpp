@@ -237,7 +237,7 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
     plan.states.resize(m.most_rows, draw.one_in(9) ? nullptr : state);
     const int chunks = draw.upto(1, std::min(8, m.most_rows));
     for (int c = 0; c < chunks; c++) {
-        const int rows = draw.upto(1, m.most_rows / chunks), first = draw.of({0, 5, POSITIONS - rows});
+        const int rows = made.recurrent ? 1 : draw.upto(1, m.most_rows / chunks), first = draw.of({0, 5, POSITIONS - rows});
         const int slot = draw.upto(0, SLOTS - 1), length = made.state ? draw.upto(0, m.kept) : draw.upto(1, m.embeddings);
         const int second = m.pages ? (int)plan.tables.size() : c && !m.state && draw.one_in(2);
         plan.chunks.insert(plan.chunks.end(), {rows, second, slot, length});
