@@ -87,7 +87,7 @@ class PackedExperts(nn.Module):
             rows, ranks = torch.where(chosen == expert)
             gates, values = self.gate_up_proj(hidden[rows], expert).chunk(2, -1)
             own = self.down_proj(self.act_fn(gates) * values, expert)
-            found.index_add_(0, rows, own * weights[rows, ranks, None])
+            found.index_add_(0, rows, (own * weights[rows, ranks, None]).to(found.dtype))
         return found
 
 

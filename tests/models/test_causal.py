@@ -290,6 +290,16 @@ def test_an_estimate_knows_which_experts_are_quantized(open_driver, config, fold
     assert found.get("native", 0) <= thought["native"] <= found.get("native", 1 << 30) + (1 << 20)
 
 
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe", "dots1"])
+def test_experts_are_computed_in_bfloat16_though_they_are_weighed_in_float32(open_driver, folder, tmp_path, kind):
+    """As by transformers, with which the library is compared."""
+    driver = open_driver(tiny(tmp_path, make_more()[kind](), folder("llama")), dtype="bfloat16")
+    assert driver.executor._open.parts.network.native is not None
+    (result,) = driver.run(Job(prompt=noise(9, 9), max_tokens=4))
+    assert len(result.tokens) == 4
+
+
 def test_experts_that_are_stored_packed_count_as_they_are_unpacked(open_driver, config, folder, tmp_path):
     tiny(tmp_path / "plain", make_more()["qwen3_moe"](), folder("llama"))
     packed(tmp_path / "plain", tmp_path / "packed")
