@@ -147,6 +147,15 @@ async def test_sixteen_sessions_hear_each_frame_and_read_each_token_once(
     assert len(set(map(tuple, found.values()))) > len(sounds) / 2, "they prove too little"
 
 
+async def test_states_are_thought_of_in_the_numbers_that_they_are_kept_in(reference: Reference) -> None:
+    """The native library keeps them in float32, also where it multiplies in bfloat16."""
+    config = triolet.EngineConfig(device="cpu", dtype="bfloat16")
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        _, held = await live(engine, noise(4.0), 80_000)
+    thought = estimate(reference.folder, config).by_owner["encoder_states"] / 16
+    assert thought / 2 < held <= thought
+
+
 @pytest.mark.parametrize("positions", [2, 12])
 async def test_a_reading_with_more_tokens_than_positions_is_heard_to_its_end(
     reference: Reference, positions: int
