@@ -309,8 +309,11 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
         return _packed_bytes(blueprint, name, stored)
     if native and len(stored.shape) == 1:  # perhaps a bias, which is in float32 in any dtype
         return 4 * count
-    if ".experts." in name and name.endswith(".weight_packed"):  # transformers unpacks what compressed-tensors packed
-        return 4 * count * width
+    if name.endswith(".weight_packed"):  # by compressed-tensors, four values in a number
+        unpacked = ".experts." in name and not (computed and blueprint.config.quantization is not None)
+        if unpacked or not computed:  # transformers unpacks experts
+            return 4 * count * (width if unpacked else 1)
+        return _int8_bytes(stored.shape[0], 4 * stored.shape[1])
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
     if blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored):
@@ -353,11 +356,15 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
         return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
-        return panels * -(-inputs // GROUP) * (4 + GROUP) * PANEL
+        return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs)
     if blueprint.dtype == torch.bfloat16:  # in pairs of inputs
         return panels * PANEL * (inputs + inputs % 2) * 2
     scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # scaling may not be exact in 16 bits
     return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
+
+
+def _int8_bytes(outputs: int, inputs: int) -> int:
+    return -(-outputs // PANEL) * -(-inputs // GROUP) * (4 + GROUP) * PANEL
 
 
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:

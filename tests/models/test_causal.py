@@ -300,11 +300,16 @@ def test_experts_are_computed_in_bfloat16_though_they_are_weighed_in_float32(ope
     assert len(result.tokens) == 4
 
 
-def test_experts_that_are_stored_packed_count_as_they_are_unpacked(open_driver, config, folder, tmp_path):
-    tiny(tmp_path / "plain", make_more()["qwen3_moe"](), folder("llama"))
-    packed(tmp_path / "plain", tmp_path / "packed")
-    found = open_driver(tmp_path / "packed").executor.memory().by_owner["weights"]
-    thought = estimate(tmp_path / "packed", config()).by_owner["weights"] - ODDS
+@pytest.mark.parametrize(("kind", "quantization"), [("qwen3_moe", None), ("qwen3_moe", "int8"), ("llama", None)])
+def test_matrices_that_are_stored_packed_count_as_they_are_held(
+    open_driver, config, folder, tmp_path, kind, quantization
+):
+    """Experts as transformers unpacks them, or in int8 as the native library holds them."""
+    plain = folder("llama") if kind == "llama" else tiny(tmp_path / "plain", make_more()[kind](), folder("llama"))
+    packed(plain, tmp_path / "packed")
+    settings = {"quantization": quantization}
+    found = open_driver(tmp_path / "packed", **settings).executor.memory().by_owner["weights"]
+    thought = estimate(tmp_path / "packed", config(**settings)).by_owner["weights"] - ODDS
     assert found - 10_000 <= thought <= found * 1.1
 
 
