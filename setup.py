@@ -27,7 +27,8 @@ X86 = {
 
 def made_of() -> int:
     """The checksum of the library's sources, by which `Library.load` knows whether they have changed since."""
-    return crc32(b"".join(path.read_bytes() for path in sorted(Path("native").glob("*.[ch]*"))))
+    sources = sorted([*Path("native").glob("*.cpp"), *Path("native").glob("*.h")])
+    return crc32(b"".join(path.read_bytes() for path in sources))
 
 
 def levels(machine: str) -> dict[str, list[str]]:

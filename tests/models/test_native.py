@@ -471,6 +471,7 @@ def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
     calls, sources = ctypes.CDLL(loaded()._calls._name), tmp_path / "native"
     _check_sources(calls, sources)
     shutil.copytree(Path(__file__).parents[2] / "native", sources)
+    (sources / "step.cpp.orig").write_text("what an editor or a merge leaves", encoding="utf-8")
     _check_sources(calls, sources)
     told = f"other sources than those in {sources}; compile it anew: pip install --no-deps --editable {tmp_path}"
     with pytest.raises(EngineError, match=re.escape(told)):
