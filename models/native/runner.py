@@ -269,6 +269,7 @@ class Runner:
         numbers = (rows.positions, rows.tables, rows.wanted, rows.types)
         positions, tables, wanted, types = (array("i", told) for told in numbers)
         pairs.extend(chain.from_iterable(copies))
+        assert len(rows.states) in {0, len(rows.chunks)}, f"{len(rows.states)} states of {len(rows.chunks)} chunks"
         states = array("Q", [_floats(state, self._program.state) for state in rows.states])
         told = StepData(
             rows=len(positions),
