@@ -81,5 +81,5 @@ def test_of_200_mixed_requests_only_the_poisonous_ones_fail(seed):
 
     engine = None
     run_scheduled(main, schedule=Batches(seed))
-    assert device.failed >= 0.03 * device.steps, "the device was not flaky"
+    assert device.failed >= 0.6 * RATE * device.steps, "the device was not flaky"
     assert ends == {number: "poison" if number in poisonous else True for number in range(REQUESTS)}
