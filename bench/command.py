@@ -116,7 +116,7 @@ def _common(command: Command) -> Command:
     cls=HelpPage, examples=_EXAMPLES_OF_SPEECH, short_help="Measure transcriptions, and the start of the engine."
 )
 @click.argument("folder", metavar="[MODEL]", required=False)
-@click.option("--model", metavar="DIR", help=f"The folder of a Whisper checkpoint. Default: whisper-base in ${REAL}.")
+@click.option("--model", metavar="DIR", help=f"The folder of a speech model. Default: whisper-base in ${REAL}.")
 @click.option("--audio", metavar="DIR", help=f"The folder of recordings of English speech. Default: speech in ${REAL}.")
 @peer_option("speech")
 @click.option(
@@ -152,11 +152,11 @@ def speech(
     from .scenarios import SPEECH, speech_scenarios
 
     with _folder_of_clips() as clips_folder:
-        whisper = _folder("--model", _one(folder, model), "whisper-base")
+        checkpoint = _folder("--model", _one(folder, model), "whisper-base")
         recordings = _folder("--audio", audio, "speech")
-        lacking = {"reuse"} if _writes_english_alone(whisper) else set()
+        lacking = _lacking(checkpoint)
         wanted = _wanted([name for name in SPEECH if name not in lacking], how)
-        entries = [*ours(whisper, "speech", how), *peers(whisper, "speech", how)]
+        entries = [*ours(checkpoint, "speech", how), *peers(checkpoint, "speech", how)]
         clips, short = (Clips.of(recordings, clips_folder, length) for length in (seconds, short_seconds))
 
         def scenarios(contenders: Sequence[Contender]) -> list[Scenario]:
@@ -169,7 +169,7 @@ def speech(
                 trimmed=min((short.shortest + _TRIMMED) / _WINDOW, 1.0),
             )
 
-        return _play(whisper, entries, scenarios, wanted, [clips.texts, short.texts], how)
+        return _play(checkpoint, entries, scenarios, wanted, [clips.texts, short.texts], how)
 
 
 @bench.command(
@@ -275,12 +275,15 @@ def _folder(option: str, given: str | None, name: str) -> Path:
     return found
 
 
-def _writes_english_alone(whisper: Path) -> bool:
-    """Returns whether the checkpoint knows English alone, and does not translate."""
+def _lacking(checkpoint: Path) -> set[str]:
+    """Returns the scenarios that a model cannot play: some do not translate, and only Whisper's windows have one length
+    that can be trimmed."""
     from ..models.checkpoints.settings import FileSettings
 
-    written = FileSettings.read_if_there(whisper / "generation_config.json")
-    return written is not None and written.get("is_multilingual") is False
+    written = FileSettings.read_if_there(checkpoint / "generation_config.json")
+    own = FileSettings.read_if_there(checkpoint / "config.json")
+    lacking = set() if written is not None and written.get("is_multilingual") else {"reuse"}
+    return lacking if own is not None and own.get("model_type") == "whisper" else lacking | {"trimmed"}
 
 
 def _wanted(names: Sequence[str], how: dict[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from serve import in_order, serve
 
+LAYOUT = {"moonshine": {"padding": True}}  # Whisper's windows have one length
+
 
 def open_model() -> tuple[Any, dict[str, str]]:
     import torch
@@ -15,8 +17,8 @@ def open_model() -> tuple[Any, dict[str, str]]:
     folder, dtype, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     transformers.logging.set_verbosity_error()
-    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    processor = transformers.WhisperProcessor.from_pretrained(folder)
+    model = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    processor = transformers.AutoProcessor.from_pretrained(folder)
     return (model, processor), {"transformers": transformers.__version__, "torch": torch.__version__}
 
 
@@ -35,10 +37,15 @@ def generate(models: Any, paths: list[str], **options: Any) -> list[dict[str, An
 
     model, processor = models
     clips = [soundfile.read(path, dtype="float32")[0] for path in paths]
-    features = processor(clips, sampling_rate=16_000, return_tensors="pt").input_features.to(model.dtype)
-    asked = {"language": "en", "task": "transcribe", **options} if model.generation_config.is_multilingual else {}
+    inputs = processor(clips, sampling_rate=16_000, return_tensors="pt", **LAYOUT.get(model.config.model_type, {}))
+    if model.config.model_type == "whisper":
+        asked = {"return_timestamps": False}
+        if model.generation_config.is_multilingual:
+            asked |= {"language": "en", "task": "transcribe", **options}
+    else:
+        asked = {"max_length": model.config.max_position_embeddings}
     with torch.inference_mode():
-        rows = model.generate(features, num_beams=1, do_sample=False, return_timestamps=False, **asked)
+        rows = model.generate(**inputs.to(model.dtype), num_beams=1, do_sample=False, **asked)
     special = set(processor.tokenizer.all_special_ids)
     tokens = [[token for token in row if token not in special] for row in rows.tolist()]
     return [{"text": processor.tokenizer.decode(row), "tokens": row} for row in tokens]

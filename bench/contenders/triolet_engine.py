@@ -61,7 +61,8 @@ async def arrive(
 async def hear(engine: Any, task: Any, path: str) -> dict[str, Any]:
     """Returns the text of a file, with its tokens and the seconds to the first one."""
     options = {**GREEDY, "encoder_context": task.get("context", "full")}
-    transcript = await engine.transcribe(path, language=None if task.get("reuse") else "en", **options)
+    language = "en" if engine.model.speech.facts.languages else None  # some models know one language and take no name
+    transcript = await engine.transcribe(path, language=None if task.get("reuse") else language, **options)
     if task.get("reuse"):
         await engine.transcribe(path, language="en", task="translate", **options)
     tokens = [token for segment in transcript.segments for token in segment.token_ids]

@@ -373,6 +373,19 @@ def test_what_cannot_work_is_refused_before_anything_runs(run, words, status, to
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("kind", "scenario", "played"),
+    [("whisper", "trimmed", True), ("moonshine", "trimmed", False), ("moonshine", "reuse", False)],
+)
+def test_what_a_kind_of_speech_model_cannot_do_is_no_scenario(
+    kind, scenario, played, run, recordings, tmp_path, capsys
+):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    words = ["--model", str(tmp_path), "--audio", str(recordings), "--only", scenario, "--json", "/nowhere/a.json"]
+    assert run("speech", *words) == (1 if played else 2)
+    assert ("there is no folder" if played else f"--only '{scenario}'; allowed") in capsys.readouterr().err
+
+
 @pytest.mark.real_time
 @pytest.mark.thorough
 def test_a_contest_of_speech_from_the_command_to_the_json(run, recordings, tmp_path, capsys):
