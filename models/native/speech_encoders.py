@@ -5,7 +5,7 @@ depend on no other one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ MODEL_TYPES = CONFORMERS | {"moonshine", "moonshine_streaming", "bart", "mbart",
 """Model types of configurations whose encoders this module knows."""
 
 _ROWS = (9, 40)  # of made-up clips
+_KERNELS = (((3, 3), (2, 2)), ((1, 1), (1, 1)))  # of convolutions over spectra, with their steps
+_SPECTRA = 16  # rows whose spectra are convolved together: more do not stay in the caches
 Payload = Mapping[str, Tensor]
 Stem = Callable[[Tensor], Tensor]
 """Runs `SpeechEncoder.stem_program` for some rows."""
@@ -250,6 +252,9 @@ class ConformerEncoder(SpeechEncoder):
         width = self.module.config.hidden_size
         if width % PANEL:
             return f"the width of its encoder is {width}; known: multiples of {PANEL}"
+        for layer in self.module.subsampling.layers:
+            if isinstance(layer, nn.Conv2d) and (layer.kernel_size, layer.stride) not in _KERNELS:
+                return f"its spectra have kernels {layer.kernel_size} by steps of {layer.stride}; known: {_KERNELS}"
         return SpeechEncoder.unknown(self)
 
     def pack_rest(self, positions: int, *, int8: bool) -> None:
@@ -279,10 +284,26 @@ class ConformerEncoder(SpeechEncoder):
         features = payload["input_features"]
         if "attention_mask" in payload:
             features = features[: int(payload["attention_mask"].sum())]
-        hidden = features[None, None]
-        for layer in self.module.subsampling.layers:
-            hidden = layer(hidden)
-        return stem(hidden[0].transpose(0, 1).flatten(1))
+        return stem(torch.cat(list(self._spectra(features))))
+
+    def _spectra(self, features: Tensor) -> Iterator[Tensor]:
+        """Yields the inputs of the stem, some rows at a time: so what lies between two convolutions, which is much
+        larger than the audio, stays in the caches. Each convolution halves the number of frames, and its kernel begins
+        one frame before."""
+        layers = list(self.module.subsampling.layers)
+        halvings = sum(isinstance(one, nn.Conv2d) and one.stride == (2, 2) for one in layers)
+        rows = -(-len(features) // 2**halvings)
+        for start in range(0, rows, _SPECTRA):
+            stop = min(start + _SPECTRA, rows)
+            first, end = (start << halvings) - 2**halvings + 1, stop << halvings
+            hidden = features[max(first, 0) : end][None, None]
+            for layer in layers:
+                if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2):
+                    padded = functional.pad(hidden, (0, 0, int(start == 0), int(stop == rows)))
+                    hidden = functional.conv2d(padded, layer.weight, layer.bias, 2, (0, 1), 1, layer.groups)
+                else:
+                    hidden = layer(hidden)
+            yield hidden[0].transpose(0, 1).flatten(1)
 
     def stem_program(self) -> Program:
         program, panels, scale = Program(), self.module.subsampling.linear.panels(), float(self.module.input_scale)

@@ -389,3 +389,16 @@ def test_what_the_library_does_not_know_is_told(changes: dict[str, Any], why: st
     told = known_encoder(made.get_encoder())
     assert isinstance(told, str)
     assert told.startswith(why)
+
+
+@pytest.mark.parametrize("frames", [1, 8, 9, 127, 128, 129, 255, 300])
+def test_spectra_are_convolved_part_by_part(frames: int) -> None:
+    """The convolutions of a whole clip are the same, wherever it ends."""
+    encoder, features = known_encoder(copy.deepcopy(module("parakeet"))), torch.randn(frames, 16)
+    with torch.inference_mode():
+        hidden = features[None, None]
+        for layer in encoder.module.subsampling.layers:
+            hidden = layer(hidden)
+        expected = hidden[0].transpose(0, 1).flatten(1)
+        found = encoder.embed({"input_features": features}, lambda windows: windows)
+        torch.testing.assert_close(found, expected)
