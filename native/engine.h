@@ -50,7 +50,6 @@ struct Engine {
 
 int draw(const float* logits, int count, float largest, const Draw&, double* chances, int32_t* ids);
 
-static inline bool is_narrowed(int format) { return format == INT8 || format == PAIRS; }  // inputs become smaller, too
 static inline int pairs_of(int inputs) { return (inputs + 1) / 2; }
 static inline size_t pairs_bytes(int inputs) { return ((size_t)pairs_of(inputs) * 4 + 63) / 64 * 64; }
 struct Chance { float value; int64_t expert; };

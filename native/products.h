@@ -144,10 +144,12 @@ constexpr int ROWS8 = 2;
 constexpr int ROWS8 = 3;
 #endif
 constexpr int RAISED = 128;
-constexpr size_t GROUP_BYTES = PANEL * (4 + GROUP);
+// A group of weights, whose scales are of format S
+template <class S>
+constexpr size_t GROUP_BYTES = PANEL * (S::BYTES + GROUP);
 
 inline size_t panel_bytes(const Matrix& m) {
-    if (m.format == INT8) return groups_of(m.inputs) * GROUP_BYTES;
+    if (is_int8(m.format)) return groups_of(m.inputs) * (m.format == INT8 ? GROUP_BYTES<Float32> : GROUP_BYTES<Float16>);
     if (m.format == PAIRS) return (size_t)pairs_of(m.inputs) * PANEL * 4;
     return (size_t)m.inputs * PANEL * bytes_of(m.format);
 }
@@ -208,15 +210,15 @@ inline void dot(VI& sums, VI weights, VI inputs) {
 #endif
 }
 
-template <int R>
+template <class S, int R>
 void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, int line, int end) {
     typedef int32_t Quad __attribute__((aligned(4), may_alias));
     const int groups = groups_of(m.inputs);
-    const size_t of_panel = groups * GROUP_BYTES;
+    const size_t of_panel = groups * GROUP_BYTES<S>;
     const uint8_t *w = m.weights + panel * of_panel, *scale = x + (size_t)groups * GROUP, *added = scale + 4 * (size_t)groups;
     const VI none = {}, raised = (int32_t)(0x01010101u * RAISED) - none;
     V totals[R][PARTS] = {};
-    for (int g = 0; g < groups; g++, w += GROUP_BYTES, x += GROUP, scale += 4, added += 4) {
+    for (int g = 0; g < groups; g++, w += GROUP_BYTES<S>, x += GROUP, scale += 4, added += 4) {
         for (int at = line; at < end; at++) __builtin_prefetch(w + of_panel + 64 * at, 0, 2);
         VI sums[R][PARTS];
 #pragma GCC unroll 8
@@ -227,7 +229,7 @@ void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* o
         for (int k = 0; k < GROUP; k += 4) {
             VI weights[PARTS];
 #pragma GCC unroll 4
-            for (int v = 0; v < PARTS; v++) weights[v] = *(const VI*)(w + (4 + k) * PANEL + 4 * VL * v) ^ raised;
+            for (int v = 0; v < PARTS; v++) weights[v] = *(const VI*)(w + (S::BYTES + k) * PANEL + 4 * VL * v) ^ raised;
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const VI inputs = *(const Quad*)(x + r * stride + k) - none;
@@ -237,7 +239,7 @@ void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* o
         }
 #pragma GCC unroll 4
         for (int v = 0; v < PARTS; v++) {
-            const V scales = load((const float*)w + VL * v);
+            const V scales = S::widen(w + S::BYTES * VL * v);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const V both = scales * all(*(const float*)(scale + r * stride));
@@ -249,15 +251,16 @@ void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* o
         for (int v = 0; v < PARTS; v++) store(out + r * PANEL + VL * v, totals[r][v]);
 }
 #else
-template <int R>
+template <class S, int R>
 void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, int line, int end) {
     const int groups = groups_of(m.inputs);
-    const uint8_t* w = m.weights + panel * groups * GROUP_BYTES;
+    const uint8_t* w = m.weights + panel * groups * GROUP_BYTES<S>;
     for (int i = 0; i < R * PANEL; i++) out[i] = 0.0f;
-    for (int g = 0; g < groups; g++, w += GROUP_BYTES) {
-        for (int at = line; at < end; at++) __builtin_prefetch(w + groups * GROUP_BYTES + 64 * at, 0, 2);
-        const float* scales = (const float*)w;
-        const uint8_t* values = w + 4 * PANEL;
+    for (int g = 0; g < groups; g++, w += GROUP_BYTES<S>) {
+        for (int at = line; at < end; at++) __builtin_prefetch(w + groups * GROUP_BYTES<S> + 64 * at, 0, 2);
+        float scales[PANEL];
+        for (int i = 0; i < PANEL; i += VL) store(scales + i, S::widen(w + S::BYTES * i));
+        const uint8_t* values = w + S::BYTES * PANEL;
         const int8_t* rows[R];
         float sizes[R];
         for (int r = 0; r < R; r++) {
@@ -299,26 +302,26 @@ void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* o
 }
 #endif
 
-template <int R>
+template <class S, int R>
 inline void any_rows8(const Matrix& m, int panel, const uint8_t* x, size_t stride, int rows, float* out, int line, int end) {
     if constexpr (R > 1) {
-        if (rows < R) return any_rows8<R - 1>(m, panel, x, stride, rows, out, line, end);
+        if (rows < R) return any_rows8<S, R - 1>(m, panel, x, stride, rows, out, line, end);
     }
-    tile8<R>(m, panel, x, stride, out, line, end);
+    tile8<S, R>(m, panel, x, stride, out, line, end);
 }
 
 // As `multiply`, of rows in int8
-template <class Each>
+template <class S, class Each>
 inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each) {
-    constexpr int LINES = GROUP_BYTES / 64;
+    constexpr int LINES = GROUP_BYTES<S> / 64;
     alignas(64) float out[2 * ROWS8 * PANEL];
     const int tiles = (rows + ROWS8 - 1) / ROWS8;
     for (int p = panel; p < panel + count; p++)
         for (int t = 0, row = 0; t < tiles; t++) {
             const int taken = (rows - row + tiles - t - 1) / (tiles - t), line = LINES * t / tiles, end = LINES * (t + 1) / tiles;
             const uint8_t* from = x + row * stride;
-            any_rows8<ROWS8>(m, p, from, stride, taken, out, line, end);
-            if (apart) any_rows8<ROWS8>(m, p + apart, from, stride, taken, out + taken * PANEL, line, end);
+            any_rows8<S, ROWS8>(m, p, from, stride, taken, out, line, end);
+            if (apart) any_rows8<S, ROWS8>(m, p + apart, from, stride, taken, out + taken * PANEL, line, end);
             for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
             row += taken;
         }

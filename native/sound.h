@@ -7,7 +7,7 @@
 static inline bool within(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
 static inline bool is_sound(const Matrix* m) {
-    return m && m->weights && (uintptr_t)m->weights % 64 == 0 && within(m->format, FLOAT32, PAIRS) && m->inputs > 0 &&
+    return m && m->weights && (uintptr_t)m->weights % 64 == 0 && within(m->format, FLOAT32, INT8_16) && m->inputs > 0 &&
            m->panels > 0 && within(m->outputs, 1, (int64_t)PANEL * m->panels);
 }
 

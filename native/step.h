@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
-enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, PAIRS = 4 };
+enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, PAIRS = 4, INT8_16 = 5 };
+static inline bool is_int8(int format) { return format == INT8 || format == INT8_16; }
+static inline bool is_narrowed(int format) { return is_int8(format) || format == PAIRS; }  // inputs become smaller, too
 enum Kind : int32_t {
     NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
     KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14
@@ -25,8 +27,9 @@ enum Fault : int32_t {
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
 // zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
-// [groups] of [32] scales, float32, and [GROUP / 4][32][4] values; the last group is filled up with zeros. PAIRS: two
-// inputs in bfloat16 of an output lie together, [panels][pairs][32][2], and inputs become bfloat16; an odd one has a zero.
+// [groups] of [32] scales, float32, and [GROUP / 4][32][4] values; the last group is filled up with zeros. INT8_16: the
+// same with scales in float16. PAIRS: two inputs in bfloat16 of an output lie together, [panels][pairs][32][2], and
+// inputs become bfloat16; an odd one has a zero.
 constexpr int GROUP = 32;
 struct Matrix {
     int32_t format, inputs, outputs, panels;

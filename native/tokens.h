@@ -8,9 +8,11 @@ void look_up(const Engine& e, const Operation& o, int row) {
     const float* added = o.shift ? o.shift + (int64_t)e.step.positions[own] * m.inputs : nullptr;
     const float* typed = o.gain ? o.gain + (int64_t)(e.step.types ? e.step.types[own] : 0) * m.inputs : nullptr;
     for (int i = 0; i < m.inputs; i++) {
-        if (m.format == INT8) {
-            const uint8_t* group = at + i / GROUP * GROUP_BYTES;
-            to[i] = (int8_t)group[(4 + i % GROUP / 4 * 4) * PANEL + 4 * lane + i % 4] * ((const float*)group)[lane] * o.scale;
+        if (is_int8(m.format)) {
+            const int size = m.format == INT8 ? 4 : 2, first = lane / VL * VL;
+            const uint8_t* group = at + (size_t)(i / GROUP) * PANEL * (size + GROUP);
+            const V scales = size == 4 ? Float32::widen(group + 4 * first) : Float16::widen(group + 2 * first);
+            to[i] = (int8_t)group[(size + i % GROUP / 4 * 4) * PANEL + 4 * lane + i % 4] * scales[lane - first] * o.scale;
         } else if (m.format == PAIRS) {
             const uint16_t bits[2] = {0, ((const uint16_t*)at)[(i / 2 * PANEL + lane) * 2 + i % 2]};
             __builtin_memcpy(to + i, bits, 4);

@@ -313,7 +313,7 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
         unpacked = ".experts." in name and not (computed and blueprint.config.quantization is not None)
         if unpacked or not computed:  # transformers unpacks experts
             return 4 * count * (width if unpacked else 1)
-        return _int8_bytes(stored.shape[0], 4 * stored.shape[1])
+        return _int8_bytes(stored.shape[0], 4 * stored.shape[1], 2 if ".experts." in name else 4)
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
     if blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored):
@@ -356,15 +356,15 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
         return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
-        return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs)
+        return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs, 2 if quantized else 4)
     if blueprint.dtype == torch.bfloat16:  # in pairs of inputs
         return panels * PANEL * (inputs + inputs % 2) * 2
     scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # scaling may not be exact in 16 bits
     return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
 
 
-def _int8_bytes(outputs: int, inputs: int) -> int:
-    return -(-outputs // PANEL) * -(-inputs // GROUP) * (4 + GROUP) * PANEL
+def _int8_bytes(outputs: int, inputs: int, of_scale: int) -> int:
+    return -(-outputs // PANEL) * -(-inputs // GROUP) * (of_scale + GROUP) * PANEL
 
 
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:

@@ -20,7 +20,9 @@ GROUP = 32  # inputs that share a scale in int8
 BATCH = 48  # rows that are attended together if each row attends to all rows
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 _PAIRS = 4  # the format of a matrix in bfloat16 whose inputs become bfloat16, too
-_SCALES = 4 * PANEL  # bytes before a group's values
+_INT8_16 = 5  # the format of a matrix in int8 whose scales are in float16
+_VALUES = GROUP * PANEL  # bytes behind a group's scales
+_SMALLEST, _LARGEST = 2.0**-24, 65_504.0  # numbers of float16; the smallest ones are that far apart
 _PART = 1024  # outputs that are converted or compared at a time
 
 
@@ -29,10 +31,11 @@ class Panels:
     """A matrix [outputs, inputs] in panels of 32 outputs. The last panel is padded with zeros.
 
     Args:
-        packed: the values, [panels, inputs, 32]. In int8: bytes [panels, groups, 128 + 1024]. Each group of 32 inputs
-            has its float32 scales [32], then its values [8, 32, 4]. Four inputs of an output lie side by side. In
-            pairs: bfloat16 [panels, pairs, 32, 2], two inputs of an output side by side. The library then rounds the
-            inputs to bfloat16, too.
+        packed: the values, [panels, inputs, 32]. In int8: bytes [panels, groups, 64 + 1024]. Each group of 32 inputs
+            has its float16 scales [32], then its values [8, 32, 4]. Four inputs of an output lie side by side. If
+            float16 does not hold every scale of a checkpoint exactly: bytes [panels, groups, 128 + 1024] with float32
+            scales. In pairs: bfloat16 [panels, pairs, 32, 2], two inputs of an output side by side. The library then
+            rounds the inputs to bfloat16, too.
         bias: float32 [panels * 32]; ``None``: there is no bias.
     """
 
@@ -81,10 +84,11 @@ class Panels:
         """Packs int8 ``values`` [outputs, inputs] with ``scales`` [outputs, groups], or [outputs, 1] for all groups."""
         outputs, inputs = values.shape
         panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
+        of_scales = PANEL * (2 if torch.equal(scales.half().float(), scales.float()) else 4)
         made = cls(
             outputs,
             inputs,
-            torch.empty(panels, groups, _SCALES + GROUP * PANEL, dtype=torch.uint8),
+            torch.empty(panels, groups, of_scales + _VALUES, dtype=torch.uint8),
             None if bias is None else filled(bias, panels),
         )
         rest = panels * PANEL - outputs
@@ -102,12 +106,13 @@ class Panels:
     @property
     def _scales(self) -> Tensor:
         """The scales, [panels, groups, 32]."""
-        return self.packed[..., :_SCALES].view(torch.float32)
+        scales = self.packed[..., :-_VALUES]
+        return scales.view(torch.float16 if scales.shape[-1] == 2 * PANEL else torch.float32)
 
     @property
     def _values(self) -> Tensor:
         """The values, [panels, groups, 8, 32, 4]."""
-        return self.packed[..., _SCALES:].view(torch.int8).view(*self.packed.shape[:2], GROUP // 4, PANEL, 4)
+        return self.packed[..., -_VALUES:].view(torch.int8).view(*self.packed.shape[:2], GROUP // 4, PANEL, 4)
 
     def rows(self, places: Tensor) -> Tensor:
         """Returns the weights of the outputs ``places``, float32 [places, inputs], as an embedding does."""
@@ -115,7 +120,7 @@ class Panels:
         if not self.in_int8:
             return self.packed[panels, :, outputs].flatten(1)[:, : self.inputs].float()
         values = self._values[panels, :, :, outputs].flatten(2)  # [places, groups, 32]
-        return (values * self._scales[panels, :, outputs][..., None]).flatten(1)[:, : self.inputs].contiguous()
+        return (values * self._scales[panels, :, outputs].float()[..., None]).flatten(1)[:, : self.inputs].contiguous()
 
     def part(self, start: int, stop: int) -> Tensor:
         """Returns the weights of outputs ``start .. stop - 1``, float32 [stop - start, inputs]. They are equal to the
@@ -125,8 +130,10 @@ class Panels:
     def data(self) -> Any:
         """Returns a pointer for the library, which is valid as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        form, panels = FORMATS[self.packed.dtype] if self.packed.dim() == 3 else _PAIRS, len(self.packed)
-        return pointer(MatrixData(form, self.inputs, self.outputs, panels, self.packed.data_ptr(), bias))
+        form = FORMATS[self.packed.dtype] if self.packed.dim() == 3 else _PAIRS
+        if self.in_int8 and self._scales.dtype == torch.float16:
+            form = _INT8_16
+        return pointer(MatrixData(form, self.inputs, self.outputs, len(self.packed), self.packed.data_ptr(), bias))
 
 
 def filled(bias: Tensor, panels: int) -> Tensor:
@@ -135,22 +142,30 @@ def filled(bias: Tensor, panels: int) -> Tensor:
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantizes a matrix as `in_groups` does, some rows at a time."""
+    """Quantizes a matrix in groups as `in_groups` does, some rows at a time, by scales that float16 holds exactly."""
     outputs, inputs = weight.shape
     groups = -(-inputs // GROUP)
     values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups, dtype=torch.float32)
     for start in range(0, outputs, _PART):
         part = slice(start, start + _PART)
-        values[part], scales[part] = in_groups(weight[part])
+        values[part], scales[part] = in_groups(weight[part], sixteen=True)
     return values, scales
 
 
-def in_groups(part: Tensor) -> tuple[Tensor, Tensor]:
+def in_groups(part: Tensor, *, sixteen: bool = False) -> tuple[Tensor, Tensor]:
     """Quantizes ``part`` [rows, inputs] as the library quantizes inputs. Returns the int8 values and the scales
-    [rows, groups]."""
+    [rows, groups].
+
+    Args:
+        sixteen: scales are rounded up to numbers of float16, unless most of them are too small or one is too large.
+    """
     rows, inputs = part.shape
     grouped = functional.pad(part.float(), (0, -inputs % GROUP)).view(rows, -1, GROUP)
     largest = grouped.abs().amax(-1, keepdim=True)
+    if sixteen and float(largest.mean()) / 127 > 100 * _SMALLEST and float(largest.max()) / 127 < _LARGEST:
+        nearest = (largest / 127.0).half()
+        above = (nearest.view(torch.int16) + 1).view(torch.float16)
+        largest = torch.where(127.0 * nearest.float() < largest, above, nearest).float() * 127.0
     inverse = torch.where(largest > 1e-30, 127.0 / largest, 0.0)  # the inverse of a smaller number may be infinite
     values = (grouped * inverse).round_().to(torch.int8).view(rows, -1)[:, :inputs]
     return values, (largest / 127.0)[..., 0]

@@ -165,7 +165,7 @@ def test_packed_weights_are_held_once(open_driver, folder, family, quantization)
 
 def packed_bytes(outputs, inputs, *, int8):
     panels = -(-outputs // 32)
-    return panels * -(-inputs // 32) * (128 + 32 * 32) if int8 else panels * 32 * inputs * 4
+    return panels * -(-inputs // 32) * (64 + 32 * 32) if int8 else panels * 32 * inputs * 4
 
 
 def test_outputs_of_quantized_encoders_are_not_taken_for_others(open_driver, checkpoint):

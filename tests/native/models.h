@@ -102,24 +102,29 @@ struct Made {
 
     const Matrix* matrix(int inputs, int outputs, bool gated, int most) {
         const int panels = (outputs + PANEL - 1) / PANEL * (gated ? 2 : 1);
-        const int format = draw.upto(FLOAT32, most), groups = (inputs + GROUP - 1) / GROUP;
+        const int drawn = draw.upto(FLOAT32, most), format = drawn == INT8 && draw.one_in(2) ? INT8_16 : drawn, groups = (inputs + GROUP - 1) / GROUP;
         const size_t values = format == PAIRS ? (inputs + 1) / 2 * 2 : inputs;
-        const size_t bytes = (size_t)PANEL * (format == INT8 ? groups * (4 + GROUP) : values * (format ? 2 : 4));
+        const int of_scale = format == INT8 ? 4 : 2;
+        const size_t bytes = (size_t)PANEL * (is_int8(format) ? groups * (of_scale + GROUP) : values * (format ? 2 : 4));
         uint8_t* packed = arena.take<uint8_t>(panels * bytes);
-        if (format == INT8 || format == PAIRS) memset(packed, 0, panels * bytes);
+        if (is_narrowed(format)) memset(packed, 0, panels * bytes);
         std::vector<float> plain((size_t)panels * PANEL * inputs);
-        for (int out = 0; out < panels * PANEL; out++)
+        for (int out = 0; out < panels * PANEL; out++) {
+            float scale = 0;
             for (int in = 0; in < inputs; in++) {
                 float w = draw.value() * 1.7f / sqrtf((float)inputs);
                 uint8_t* at = packed + out / PANEL * bytes;
                 const size_t of_pair = ((size_t)in / 2 * PANEL + out % PANEL) * 2 + in % 2;
                 const size_t place = format == PAIRS ? of_pair : (size_t)in * PANEL + out % PANEL;
-                if (format == INT8) {
-                    at += (size_t)(in / GROUP) * PANEL * (4 + GROUP);
-                    float& scale = ((float*)at)[out % PANEL];
-                    if (in % GROUP == 0) scale = (1.0f + 0.3f * draw.value()) / 127 / sqrtf((float)inputs);
+                if (is_int8(format)) {
+                    at += (size_t)(in / GROUP) * PANEL * (of_scale + GROUP);
+                    if (in % GROUP == 0) {
+                        scale = (1.0f + 0.3f * draw.value()) / 127 / sqrtf((float)inputs);
+                        if (format == INT8) ((float*)at)[out % PANEL] = scale;
+                        else ((uint16_t*)at)[out % PANEL] = sixteen(scale, FLOAT16);
+                    }
                     const int value = draw.upto(-127, 127), k = in % GROUP;
-                    ((int8_t*)at)[4 * PANEL + k / 4 * 4 * PANEL + out % PANEL * 4 + k % 4] = (int8_t)value;
+                    ((int8_t*)at)[of_scale * PANEL + k / 4 * 4 * PANEL + out % PANEL * 4 + k % 4] = (int8_t)value;
                     w = scale * value;
                 } else if (format != FLOAT32) {
                     ((uint16_t*)at)[place] = sixteen(w, format);
@@ -128,6 +133,7 @@ struct Made {
                 }
                 plain[(size_t)out * inputs + in] = w;
             }
+        }
         const float* bias = draw.one_in(2) ? arena.values(PANEL * panels, draw, 0.3f) : nullptr;
         matrices.push_back({format, inputs, outputs, panels, packed, bias});
         weights[&matrices.back()] = plain;

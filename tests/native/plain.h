@@ -33,7 +33,7 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
     const Matrix& m = *o.matrix;
     const std::vector<float>& weights = made.weights.at(&m);
     if (o.norm) x = normed(o, x, o.gain, o.norm);
-    for (int g = 0; m.format == INT8 && g < m.inputs; g += GROUP) {
+    for (int g = 0; is_int8(m.format) && g < m.inputs; g += GROUP) {
         float largest = 0;
         for (int i = g; i < std::min(m.inputs, g + GROUP); i++) largest = std::max(largest, (float)fabs(x[i]));
         for (int i = g; i < std::min(m.inputs, g + GROUP) && largest; i++)
