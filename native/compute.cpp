@@ -123,10 +123,10 @@ void prepare_row(const Operation& o, const float* x, float* room, uint8_t* to) {
     else if (o.norm == NO_NORM) __builtin_memcpy(to, x, (size_t)o.matrix->inputs * 4);
 }
 
-template <class Each>
-inline void multiply_any(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each) {
-    if (m.format == INT8) return multiply8<Float32>(m, panel, count, apart, x, stride, rows, each);
-    if (m.format == INT8_16) return multiply8<Float16>(m, panel, count, apart, x, stride, rows, each);
+template <class Each, class Ahead>
+inline void multiply_any(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead) {
+    if (m.format == INT8) return multiply8<Float32>(m, panel, count, apart, x, stride, rows, each, ahead);
+    if (m.format == INT8_16) return multiply8<Float16>(m, panel, count, apart, x, stride, rows, each, ahead);
     const float* floats = (const float*)x;
     const int64_t width = stride / 4;
     const Matrix pairs{m.format, pairs_of(m.inputs), m.outputs, m.panels, m.weights, m.bias};
@@ -158,6 +158,9 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
         const int apart = is_gated(o) ? m.panels / 2 : 0;
         multiply_any(m, panel, count, apart, x, stride, rows, [&](int p, int row, float* values, float* gated) {
             finish_panel(o, to.data + (int64_t)(from + row) * to.width, to.width, 0, p, apart, values, gated);
+        }, [&](int p, int row) {
+            const float* at = to.data + (int64_t)(from + row) * to.width + p * PANEL;
+            for (int i = 0; i < PANEL; i += 64 / 4) __builtin_prefetch(at + i, 1, 3);
         });
     });
 }
@@ -201,7 +204,7 @@ void experts(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t r
                 const Buffer& to = e.model.buffers[o.to];
                 float* own = to.data + (int64_t)(at / o.heads) * to.width + (int64_t)(at % o.heads) * o.size;
                 finish_panel(o, own, o.size, first, p, apart, values, gated);
-            });
+            }, [](int, int) {});
         }
     });
 }

@@ -73,15 +73,15 @@ inline int32_t largest_of(VI v) {
 inline V exponential(V x) {
     x = x < -87.0f ? all(-87.0f) : x;
     x = x > 88.0f ? all(88.0f) : x;
-    const V n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
-    const V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    const V n = fuse(x, all(1.44269504088896341f), all(12582912.0f)) - 12582912.0f;
+    const V r = fuse(n, all(2.12194440e-4f), fuse(n, all(-0.693359375f), x));
     V p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    p = fuse(p, r, all(1.3981999507e-3f));
+    p = fuse(p, r, all(8.3334519073e-3f));
+    p = fuse(p, r, all(4.1665795894e-2f));
+    p = fuse(p, r, all(1.6666665459e-1f));
+    p = fuse(p, r, all(5.0000001201e-1f));
+    p = fuse(p * r, r, r) + 1.0f;
     return p * (V)((__builtin_convertvector(n, VI) + 127) << 23);
 }
 
@@ -91,8 +91,11 @@ inline V tanh_of(V x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 inline V gelu(V x) {
     const V z = x * 0.70710678118654752f;
     const V a = z < 0.0f ? -z : z;
-    const V t = 1.0f / (1.0f + 0.3275911f * a);
-    const V p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    const V t = 1.0f / fuse(a, all(0.3275911f), all(1.0f));
+    V p = fuse(all(1.061405429f), t, all(-1.453152027f));
+    p = fuse(p, t, all(1.421413741f));
+    p = fuse(p, t, all(-0.284496736f));
+    p = fuse(p, t, all(0.254829592f)) * t;
     const V erf = 1.0f - p * exponential(-a * a);
     return 0.5f * x * (1.0f + (z < 0.0f ? -erf : erf));
 }

@@ -310,9 +310,9 @@ inline void any_rows8(const Matrix& m, int panel, const uint8_t* x, size_t strid
     tile8<S, R>(m, panel, x, stride, out, line, end);
 }
 
-// As `multiply`, of rows in int8
-template <class S, class Each>
-inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each) {
+// As `multiply`, of rows in int8. `ahead(panel, row)`: what `each` will read and write of a row is fetched meanwhile.
+template <class S, class Each, class Ahead>
+inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead) {
     constexpr int LINES = GROUP_BYTES<S> / 64;
     alignas(64) float out[2 * ROWS8 * PANEL];
     const int tiles = (rows + ROWS8 - 1) / ROWS8;
@@ -320,6 +320,7 @@ inline void multiply8(const Matrix& m, int panel, int count, int apart, const ui
         for (int t = 0, row = 0; t < tiles; t++) {
             const int taken = (rows - row + tiles - t - 1) / (tiles - t), line = LINES * t / tiles, end = LINES * (t + 1) / tiles;
             const uint8_t* from = x + row * stride;
+            for (int r = 0; r < taken; r++) ahead(p, row + r);
             any_rows8<S, ROWS8>(m, p, from, stride, taken, out, line, end);
             if (apart) any_rows8<S, ROWS8>(m, p + apart, from, stride, taken, out + taken * PANEL, line, end);
             for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
