@@ -123,18 +123,18 @@ void prepare_row(const Operation& o, const float* x, float* room, uint8_t* to) {
     else if (o.norm == NO_NORM) __builtin_memcpy(to, x, (size_t)o.matrix->inputs * 4);
 }
 
-template <class Each, class Ahead>
-inline void multiply_any(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead) {
+template <class Each, class Ahead = Nothing>
+inline void multiply_any(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead = {}) {
     if (m.format == INT8) return multiply8<Float32>(m, panel, count, apart, x, stride, rows, each, ahead);
     if (m.format == INT8_16) return multiply8<Float16>(m, panel, count, apart, x, stride, rows, each, ahead);
     const float* floats = (const float*)x;
     const int64_t width = stride / 4;
     const Matrix pairs{m.format, pairs_of(m.inputs), m.outputs, m.panels, m.weights, m.bias};
     switch (m.format) {
-        case PAIRS: return multiply<Pairs>(pairs, panel, count, apart, floats, width, rows, each);
-        case FLOAT32: return multiply<Float32>(m, panel, count, apart, floats, width, rows, each);
-        case FLOAT16: return multiply<Float16>(m, panel, count, apart, floats, width, rows, each);
-        default: return multiply<Bfloat16>(m, panel, count, apart, floats, width, rows, each);
+        case PAIRS: return multiply<Pairs>(pairs, panel, count, apart, floats, width, rows, each, ahead);
+        case FLOAT32: return multiply<Float32>(m, panel, count, apart, floats, width, rows, each, ahead);
+        case FLOAT16: return multiply<Float16>(m, panel, count, apart, floats, width, rows, each, ahead);
+        default: return multiply<Bfloat16>(m, panel, count, apart, floats, width, rows, each, ahead);
     }
 }
 
@@ -204,7 +204,7 @@ void experts(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t r
                 const Buffer& to = e.model.buffers[o.to];
                 float* own = to.data + (int64_t)(at / o.heads) * to.width + (int64_t)(at % o.heads) * o.size;
                 finish_panel(o, own, o.size, first, p, apart, values, gated);
-            }, [](int, int) {});
+            });
         }
     });
 }

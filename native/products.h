@@ -107,10 +107,14 @@ void many(const Matrix& m, int panel, const float* x, int64_t stride, int rows, 
     }
 }
 
+struct Nothing {
+    void operator()(int, int) const {}
+};
+
 // Panels of `m` for all rows. `each(panel, row, values, gated)`: what becomes of PANEL outputs of a row, and of those
-// of the panel `apart` from it, where there is one.
-template <class W, class Each>
-inline void multiply(const Matrix& m, int panel, int count, int apart, const float* x, int64_t stride, int rows, Each each) {
+// of the panel `apart` from it, where there is one. `ahead(panel, row)`: what `each` will read and write is fetched.
+template <class W, class Each, class Ahead = Nothing>
+inline void multiply(const Matrix& m, int panel, int count, int apart, const float* x, int64_t stride, int rows, Each each, Ahead ahead = {}) {
     alignas(64) float out[2 * BATCH * PANEL];
     for (int p = panel; p < panel + count; p++) {
         if (rows <= WIDE_ROWS && (apart || p + 1 < panel + count)) {  // two panels at a time read memory faster
@@ -123,6 +127,7 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
         }
         for (int row = 0; row < rows; row += BATCH) {
             const int taken = least(BATCH, rows - row);
+            for (int r = 0; r < taken; r++) ahead(p, row + r);
             for (int half = 0; half < (apart ? 2 : 1); half++) {
                 float* to = out + half * taken * PANEL;
                 if (taken <= ROWS) few<W, 1, ROWS>(m, p + half * apart, 0, x + row * stride, stride, taken, to);
@@ -310,9 +315,9 @@ inline void any_rows8(const Matrix& m, int panel, const uint8_t* x, size_t strid
     tile8<S, R>(m, panel, x, stride, out, line, end);
 }
 
-// As `multiply`, of rows in int8. `ahead(panel, row)`: what `each` will read and write of a row is fetched meanwhile.
-template <class S, class Each, class Ahead>
-inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead) {
+// As `multiply`, of rows in int8
+template <class S, class Each, class Ahead = Nothing>
+inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead = {}) {
     constexpr int LINES = GROUP_BYTES<S> / 64;
     alignas(64) float out[2 * ROWS8 * PANEL];
     const int tiles = (rows + ROWS8 - 1) / ROWS8;

@@ -167,7 +167,7 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
     if (quantized) {
         for (int r = 0; r < b.rows; r++) quantize(queries + (int64_t)r * from.width, o.size, small_queries + r * of_query);
         const Matrix by_keys{INT8, o.size, c.rows, panels_of(c.rows), keys_of(e, o, c, head), nullptr};
-        multiply8<Float32>(by_keys, first, seen, 0, small_queries, of_query, b.rows, keep, [](int, int) {});
+        multiply8<Float32>(by_keys, first, seen, 0, small_queries, of_query, b.rows, keep);
     } else {
         const Matrix by_keys{FLOAT32, o.size, rows, panels, (const uint8_t*)keys, nullptr};
         multiply<Float32>(by_keys, first, seen, 0, queries, from.width, b.rows, keep);
@@ -204,7 +204,7 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
         };
         if (quantized) {
             const Matrix by_values{INT8, width, PANEL, 1, values_of(e, o, c, head, at) + (size_t)first * GROUP_BYTES<Float32>, nullptr};
-            multiply8<Float32>(by_values, 0, 1, 0, small_weights, of_weights, b.rows, finish, [](int, int) {});
+            multiply8<Float32>(by_values, 0, 1, 0, small_weights, of_weights, b.rows, finish);
             continue;
         }
         const float* own = values + ((int64_t)at / PANEL * rows + at_low) * PANEL;
