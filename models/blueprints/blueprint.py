@@ -335,7 +335,7 @@ class ModuleBlueprint(Blueprint):
         decoder = self.native_decoder(loaded.module)
         why_not = decoder if isinstance(decoder, str) else None
         self.check_kv_dtype(why_not)
-        self.pack(loaded.module, decoder if why_not is None else None)
+        evolve(self, fingerprint=files.fingerprint).pack(loaded.module, decoder if why_not is None else None)
         model = self.place(loaded, copied=is_mapped(self.checkpoint.folder))
         loaded.release()
         if why_not is None:
@@ -404,12 +404,16 @@ class ModuleBlueprint(Blueprint):
         self.compare_items(module, theirs, lambda: of(items.encode_all(clips)))
 
     def compare_items(
-        self, module: nn.Module, theirs: Callable[[], list[Tensor]], ours: Callable[[], list[Tensor]]
+        self,
+        module: nn.Module,
+        theirs: Callable[[], list[Tensor]],
+        ours: Callable[[], list[Tensor]],
+        part: str = "items",
     ) -> None:
-        """Compares what transformers and the native library compute, unless the model has passed before."""
+        """Compares what transformers and the native library compute of a part, unless it has passed before."""
         int8 = self.config.quantization is not None
         compare = partial(compare_items, module, theirs, ours, self.checkpoint, self.dtype, int8=int8)
-        self.compare_once(compare, "items")
+        self.compare_once(compare, part)
 
     def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
         """Packs the weights of ``decoder``; ``None``: torch computes the module, and nothing is packed."""

@@ -69,7 +69,9 @@ class TextBlueprint(ModuleBlueprint):
         if not isinstance(tower, str):
             tower.pack(int8=int8)
         if decoder is not None:
-            decoder.pack(int8=int8)
+            answers = decoder.pack(int8=int8)
+            if isinstance(decoder, CausalDecoder) and answers:
+                self.compare_items(module, partial(list, answers), decoder.answers, "experts")
         elif int8:
             quantize_modules(module, self._language(module))
 

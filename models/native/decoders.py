@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
+from torch import Tensor
 from torch.nn import functional
 
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import (
     PackedExperts,
+    answers_of,
     are_known,
     epsilon_of,
     gain_of,
@@ -198,23 +200,31 @@ class CausalDecoder:
             return f"its feed-forward part has a width of {odd[0]}; known: multiples of {PANEL}"
         return None
 
-    def pack(self, *, int8: bool = False) -> None:
+    def pack(self, *, int8: bool = False) -> list[Tensor]:
         """Replaces the linear layers and the embedding of the decoder by packed matrices, one after the other: at no
-        time is more than one matrix held twice.
+        time is more than one matrix held twice. Returns the `answers` of transformers' own experts.
 
         Args:
             int8: quantize the matrices.
         """
+        answers = list[Tensor]()
         for layer in self.layers:
             for index, (parent, names) in enumerate(layer.matrices):
                 heads = self.config.num_attention_heads if index == 0 and layer.recipe.in_heads else 0
                 pack_linears(parent, names, int8=int8, heads=heads)
             if layer.experts is not None:  # what chooses or weighs experts stays exact
+                answers += answers_of(layer.experts, self.base.dtype)
                 layer.feed.experts = PackedExperts(layer.experts, int8=int8)
                 layer.router.register_buffer("packed", Panels.of(layer.router.weight.detach()).packed)
             if layer.gate is not None:
                 pack_linears(layer.feed, ("shared_expert_gate",))
         pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)
+        return answers
+
+    def answers(self) -> list[Tensor]:
+        """Returns what each expert of each layer computes of a row of its own."""
+        experts = [layer.experts for layer in self.layers if layer.experts is not None]
+        return [answer for one in experts for answer in answers_of(one, self.base.dtype)]
 
     def program(self, positions: int) -> Program:
         """Writes the program of the decoder, which must be packed. Without a head the program ends with the last hidden
@@ -321,7 +331,7 @@ class _ProgramWriter:
         """Returns a factor of the configuration; 1 if there is no ``name``."""
         return float(getattr(self.decoder.config, name)) if name else 1.0
 
-    def _places(self) -> torch.Tensor | None:
+    def _places(self) -> Tensor | None:
         """Returns the embeddings of positions, float32 [positions, hidden]; ``None``: the model has none."""
         if not self.recipe.positions:
             return None
@@ -375,7 +385,7 @@ class _ProgramWriter:
             factors=self._factors() if recipe.by_position else None,
         )
 
-    def _factors(self) -> torch.Tensor:
+    def _factors(self) -> Tensor:
         """Returns the numbers by which queries are multiplied, float32 [positions]."""
         told = self.decoder.config.rope_parameters
         far = torch.floor(torch.arange(self.positions) / told["original_max_position_embeddings"])

@@ -9,6 +9,7 @@ so if weights are in int8.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class PackedExperts(nn.Module):
     def __init__(self, experts: Any, *, int8: bool) -> None:
         super().__init__()
         self.intermediate_dim, self.act_fn = experts.intermediate_dim, experts.act_fn
+        self.num_experts, self.hidden_dim = experts.num_experts, experts.hidden_dim
         for name in ("gate_up_proj", "down_proj"):
             weights = getattr(experts, name).detach()
             delattr(experts, name)
@@ -89,6 +91,16 @@ class PackedExperts(nn.Module):
             own = self.down_proj(self.act_fn(gates) * values, expert)
             found.index_add_(0, rows, (own * weights[rows, ranks, None]).to(found.dtype))
         return found
+
+
+def answers_of(experts: Any, dtype: torch.dtype) -> list[Tensor]:
+    """Returns what each of a layer's experts, packed or transformers' own, computes of a made-up row. The rows are so
+    long that it matters which numbers are the gate."""
+    count, dice = experts.num_experts, torch.Generator().manual_seed(0)
+    rows = torch.randn(count, experts.hidden_dim, generator=dice, dtype=torch.float32).mul_(30.0).to(dtype)
+    with torch.inference_mode():
+        each = torch.arange(count)[:, None]
+        return list(unwrap(type(experts).forward)(experts, rows, each, rows.new_ones(count, 1)).float())
 
 
 class PackedConvolution(nn.Module):

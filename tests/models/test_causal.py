@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from attrs import evolve
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
@@ -17,6 +18,7 @@ from triolet.core.request import EncoderItem, Probe
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.native.decoders import MODEL_TYPES
 from triolet.models.native.library import Library
+from triolet.models.native.panels import Panels
 from triolet.models.native.program import Program
 
 from ..checkpoints.checkpoints import rewrite
@@ -324,6 +326,65 @@ def test_experts_that_are_weighed_otherwise_are_refused(open_driver, folder, tmp
     monkeypatch.setattr(Program, "route", lambda *given, **told: route(*given, **{**told, "together": True}))
     with pytest.raises(UnsupportedModel, match="other numbers by the native library than by transformers"):
         open_driver(tmp_path, **settings)
+
+
+def of_swapped(weights):
+    return weights[[0, 2, 1, 3]]
+
+
+def with_gate_and_value_swapped(weights):
+    if weights.shape[1] > weights.shape[2]:
+        weights[3] = weights[3].roll(len(weights[3]) // 2, 0)
+    return weights
+
+
+def with_scales_of_neighbours(panels):
+    scales = panels._scales[: len(panels.packed) // 4]
+    scales.copy_(scales.roll(1, -1))
+    return panels
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("kind", ["mixtral", "dots1"])
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [(of_swapped, None), (with_gate_and_value_swapped, None), (None, with_scales_of_neighbours)],
+    ids=["two experts swapped", "gate and value swapped", "scales shifted"],
+)
+def test_an_expert_that_is_packed_wrongly_is_refused(open_driver, folder, tmp_path, monkeypatch, kind, before, behind):
+    """Both what is computed natively and what torch computes of packed experts are wrong alike then; and whether rows
+    ask for the expert at all depends on the model."""
+    torch.manual_seed(0)
+    pack = Panels.of_each
+
+    def packed(weights, **told):
+        panels = pack(weights if before is None else before(weights.clone()), **told)
+        return panels if behind is None else behind(panels)
+
+    tiny(tmp_path, make_more()[kind](), folder("llama"))
+    open_driver(tmp_path, quantization="int8")
+    monkeypatch.setattr(Panels, "of_each", packed)
+    with pytest.raises(UnsupportedModel, match="other numbers by the native library"):
+        open_driver(tmp_path, quantization="int8")
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+def test_a_row_of_experts_is_compared_though_rounding_may_decide_who_computes_it(
+    open_driver, folder, tmp_path, monkeypatch
+):
+    """Of the two prompts the shorter one fits into the window, so it does not show the fault."""
+    torch.manual_seed(0)
+    model = make_more()["mixtral"]()
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0.0, 1.5 / weights.shape[-1] ** 0.5)
+    tiny(tmp_path, model, folder("llama"))
+    open_driver(tmp_path, quantization="int8")
+    attend = Program.attend
+    monkeypatch.setattr(Program, "attend", lambda *given: attend(*given[:-1], evolve(given[-1], window=5)))
+    with pytest.raises(UnsupportedModel, match="other numbers by the native library"):
+        open_driver(tmp_path, quantization="int8")
 
 
 def test_missing_weights_are_refused(books, open_driver, folder, tmp_path):
