@@ -70,7 +70,9 @@ _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outp
 _PROJECTED = (  # torch reads these as they are
     *("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight", "relative_attention_bias.weight"),
 )
-_ROOM = 1 << 18  # bytes for the native library's plans and counters
+_EXPERTS, _LAYER = re.compile(r"\.experts\.[0-9]+\."), re.compile(r".*?\.[0-9]+\.")
+_ROOM = 1 << 18  # bytes for the native library's plans
+_COUNTERS = 2 * 66 * 64  # bytes of an operation's two phases, see native/team.h
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
 
 
@@ -137,19 +139,33 @@ def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
 
 
 def _computed(blueprint: AnyBlueprint) -> int:
-    """The bytes of tables of positions that are computed and not stored: Canary's, and that of a family's encoder."""
+    """The bytes of what is computed and not stored: tables of positions, and a matrix in two dtypes."""
     if isinstance(blueprint, TextBlueprint):
         family = blueprint.checkpoint.family
         return 0 if family is None else family.buffer_bytes(blueprint.checkpoint.config, blueprint.dtype)
+    if blueprint.checkpoint.architecture == "GraniteSpeech5ForCTC" and blueprint.config.quantization is not None:
+        shape = blueprint.decoder  # the head keeps the matrix that the encoder has in int8
+        return shape.vocabulary * shape.hidden * blueprint.dtype.itemsize
     if blueprint.checkpoint.architecture != "CanaryForConditionalGeneration":
         return 0
     return 4 * blueprint.decoder.positions * blueprint.decoder.hidden
 
 
 def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
-    """The bytes of the native library's buffers: the rows of one call between any two operations and, for each thread,
-    the rows of one matrix product.
-    """
+    """The bytes of the native library's buffers, and of the counters and norms of its operations. There are at most two
+    more in a layer than it has matrices: all experts have one of each kind."""
+    buffers = _buffer_bytes(blueprint, stored)
+    own = {name: one for name, one in stored.items() if not any(part in name for part in _ENCODERS)}
+    matrices = {_EXPERTS.sub(".experts.", name) for name, one in own.items() if len(one.shape) > 1}
+    layers = {found[0] for name in matrices if (found := _LAYER.match(name))}
+    norms = sum(4 * prod(one.shape) for one in own.values() if len(one.shape) == 1)
+    known = isinstance(blueprint, TextBlueprint) and may_be_native(blueprint)
+    return buffers + max(0, _COUNTERS * (len(matrices) + 2 * len(layers)) + norms - _ROOM) * known
+
+
+def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
+    """The bytes of the rows of one call between any two operations and, for each thread, of the rows of one matrix
+    product."""
     threads = blueprint.config.threads or torch.get_num_threads()
     if not may_be_native(blueprint):
         found = _clip_bytes(blueprint, stored, threads) if _hears(blueprint) else 0

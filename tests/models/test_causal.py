@@ -293,6 +293,17 @@ def test_an_estimate_knows_which_experts_are_quantized(open_driver, config, fold
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+def test_an_estimate_counts_the_operations_of_a_deep_model(open_driver, config, folder, tmp_path):
+    from transformers import MixtralConfig
+
+    sizes = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 60}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    made = AutoModelForCausalLM.from_config(MixtralConfig(**sizes, num_local_experts=2, num_experts_per_tok=1))
+    found = open_driver(tiny(tmp_path, made, folder("llama"))).executor.memory().by_owner["native"]
+    assert 60 * 9 * 8_000 < found <= estimate(tmp_path, config()).by_owner["native"] <= 1.4 * found
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 @pytest.mark.parametrize("kind", ["mixtral", "glm4_moe", "dots1"])
 def test_experts_are_computed_in_bfloat16_though_they_are_weighed_in_float32(open_driver, folder, tmp_path, kind):
     """As by transformers, with which the library is compared."""

@@ -63,7 +63,7 @@ CASES = [
     ("t5", {"kv_dtype": "float16"}),
     ("llama", {"kv_dtype": "bfloat16", "quantization": "int8"}),
     *((name, {"quantization": "int8"}) for name in ("moonshine_streaming", "canary", "parakeet_tdt", "parakeet_ctc")),
-    *((name, {"quantization": "int8"}) for name in ("bart", "nemotron3_diarization")),
+    *((name, {"quantization": "int8"}) for name in ("bart", "nemotron3_diarization", "granite_speech5")),
     ("nemotron_asr_streaming", {"quantization": "int8"}),
     *((name, {"dtype": dtype, "max_running": 3}) for name in FRAME_MAKERS for dtype in ("float32", "bfloat16")),
 ]
