@@ -12,7 +12,6 @@ from ..core.beam_pages import Copy, pages_of_beams, prompt_pages
 from ..core.plan import Chunk
 from .blueprints.blueprint import AnyPages, Parts
 from .networks.network import Feed, Record
-from .sampling.beams import Search
 
 
 def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
@@ -27,7 +26,7 @@ def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
         assert part.start == 0, f"sequence {part.sequence_id}: a prompt is read whole, but starts at {part.start}"
         assert end == record.start.prompt_length, f"sequence {part.sequence_id}: a prompt is read whole, not to {end}"
     else:
-        _check_pages(parts.paged, part, record.search)
+        _check_pages(parts.paged, part, record)
     slots = 0 if parts.cross is None else parts.cross.slots
     assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
     over = record.search is not None and record.search.state.done  # steps planned before the end feed nothing
@@ -43,15 +42,17 @@ def _known(record: Record) -> int:
     return record.start.prompt_length + record.search.state.length
 
 
-def _check_pages(paged: AnyPages, part: Chunk, search: Search | None) -> None:
-    end, size = part.start + part.length + part.draft_tokens, paged.page_size
+def _check_pages(paged: AnyPages, part: Chunk, record: Record) -> None:
+    end, size, search = part.start + part.length + part.draft_tokens, paged.page_size, record.search
+    if part.page_table is not record.page_table:  # the planner makes a new one when a page comes to it
+        known = 0 <= min(part.page_table) <= max(part.page_table) < paged.pages
+        assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
+        record.page_table = part.page_table
     needed = -(-end // size)
     if search is not None and part.start >= search.prompt_length:
         pages = search.pages
         needed = pages_of_beams(end, page_size=size, shared=pages.shared, size=pages.size)
     assert len(part.page_table) >= needed, f"sequence {part.sequence_id}: pages are missing"
-    known = 0 <= min(part.page_table) <= max(part.page_table) < paged.pages
-    assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
 
 
 def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Copy]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from attrs import define, evolve, field, frozen
 
+from ..core.beam_pages import Copy
 from ..core.config import EngineConfig
 from ..core.errors import CheckpointError, EncodeFailed
 from ..core.model import ModelDescription
@@ -295,15 +296,15 @@ class TorchExecutor:
         now = self._opened()
         for sequence in plan.ended:
             self._records.pop(sequence, None)
-        fed, started = {part.sequence_id for part in plan.chunks}, {start.sequence_id for start in plan.started}
-        touched = (fed | started) - (started & self._records.keys())  # without sequences of older steps
+        older = [start.sequence_id for start in plan.started if start.sequence_id in self._records]
         try:
-            with device_errors(f"a step of {plan.tokens} tokens"):
-                return self._run(now, plan)
+            return self._run(now, plan)
         except BaseException:
-            for sequence in touched:
+            fed, started = {part.sequence_id for part in plan.chunks}, {start.sequence_id for start in plan.started}
+            for sequence in (fed | started).difference(older):
                 self._records.pop(sequence, None)
-            raise
+            with device_errors(f"a step of {plan.tokens} tokens"):
+                raise
 
     def _run(self, now: _Open, plan: StepPlan) -> StepResult:
         for start in plan.started:
@@ -357,16 +358,19 @@ class TorchExecutor:
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Returns the sampled tokens with the accepted draft tokens after them, and the results of beam searches. The
         records grow only after sampling has succeeded."""
+        if not any(feed.record.search for feed in feeds):
+            return self._feed(now, feeds, ())
         every, owned, copies = spread_all(feeds)
-        if not every:
-            return [SampledToken(token_id=None)] * len(feeds)
-        if now.proposer is not None:
-            every = list(map(Feed.with_proposed, every, now.proposer.propose(every)))
-        sampled = now.sampler.sample(every, copies)
-        for feed, one in zip(every, sampled, strict=True):
-            tokens = [part.token_id for part in (one, *one.accepted)]
-            feed.record.tokens += [token for token in tokens if token is not None]
+        sampled = self._feed(now, every, copies) if every else []
         return [sampled[own.start] if own else SampledToken(token_id=None) for own in owned]
+
+    def _feed(self, now: _Open, feeds: list[Feed], copies: Sequence[Copy]) -> list[SampledToken]:
+        if now.proposer is not None:
+            feeds = list(map(Feed.with_proposed, feeds, now.proposer.propose(feeds)))
+        sampled = now.sampler.sample(feeds, copies)
+        for feed, one in zip(feeds, sampled, strict=True):
+            feed.record.grow(one)
+        return sampled
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""

@@ -65,8 +65,14 @@ class Sampler:
         Raises:
             EngineError: a sequence has no token to sample.
         """
+        if not copies and all(map(_is_plain, feeds)):
+            return self._sample_each(feeds)
         wanted = _wanted_rows(feeds)
-        inputs = [_input(feeds[index], row - own.start) for index, own in wanted.samples.items() for row in own]
+        inputs = [
+            feeds[index].record.sampler_input.after(feeds[index].proposed[: row - own.start])
+            for index, own in wanted.samples.items()
+            for row in own
+        ]
         chosen = self._choose(feeds, wanted.rows, self._draws(feeds, wanted, inputs), copies)
         tokens = [token_of(one, found, self.eos_token_ids) for one, found in zip(inputs, chosen, strict=False)]
         sampled = {index: _accept(feeds[index], tokens[own.start : own.stop]) for index, own in wanted.samples.items()}
@@ -74,32 +80,38 @@ class Sampler:
             found = merge([chosen[row].found for row in own], search.state.settings.candidates)
             sampled |= dict.fromkeys((wanted.rows[row][0] for row in own), search.advance(found))
         for index, one in sampled.items():
-            if any(math.isnan(token.logprob) for token in (one, *one.accepted)):
-                raise EngineError(
-                    f"sequence {feeds[index].part.sequence_id} has no token to sample: its logits are not finite, or "
-                    "its rules do not allow any token"
-                )
+            _check(feeds[index], (one, *one.accepted))
         for index, own in wanted.prompts.items():
             feeds[index].record.prompt_logprobs += [
                 (chosen[row].asked[0], tuple((token, score) for token, score, _ in chosen[row].found)) for row in own
             ]
         nothing = SampledToken(token_id=None)
-        return [
-            evolve(
-                sampled.get(index, nothing),
-                probe=chosen[wanted.probes[index]].asked if index in wanted.probes else None,
-                frames=feed.record.frames if index in wanted.samples else None,
-                prompt=tuple(feed.record.prompt_logprobs) if index in wanted.samples and feed.ends_prompt else (),
-            )
-            for index, feed in enumerate(feeds)
-        ]
+        for index, row in wanted.probes.items():
+            sampled[index] = evolve(sampled.get(index, nothing), probe=chosen[row].asked)
+        for index in wanted.samples:
+            record = feeds[index].record
+            prompt = tuple(record.prompt_logprobs) if feeds[index].ends_prompt else ()
+            if prompt or record.frames is not None:
+                sampled[index] = evolve(sampled[index], frames=record.frames, prompt=prompt)
+        return [sampled.get(index, nothing) for index in range(len(feeds))]
+
+    def _sample_each(self, feeds: Sequence[Feed]) -> list[SampledToken]:
+        """Samples one token for each chunk. Most steps are of this kind, so they get no more than they need."""
+        rows = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
+        draws = [draw_of(feed.record.sampler_input, self.constant, self.eos_token_ids) for feed in feeds]
+        sampled = list[SampledToken]()
+        for feed, found in zip(feeds, self._choose(feeds, rows, draws, ()), strict=True):
+            one = token_of(feed.record.sampler_input, found, self.eos_token_ids)
+            _check(feed, (one,))
+            sampled.append(one if feed.record.frames is None else evolve(one, frames=feed.record.frames))
+        return sampled
 
     def _draws(self, feeds: Sequence[Feed], wanted: _Wanted, inputs: Sequence[SamplerInput]) -> list[Draw]:
         """Returns the draw of each wanted row. ``inputs`` are those of the rows of samples."""
         draws = [draw_of(one, self.constant, self.eos_token_ids) for one in inputs]
         for search, own in wanted.searches.items():
             for row, beam in zip(own, search.state.beams, strict=True):
-                draw = draw_of(_input(feeds[wanted.rows[row][0]], 0), self.constant, self.eos_token_ids)
+                draw = draw_of(feeds[wanted.rows[row][0]].record.sampler_input, self.constant, self.eos_token_ids)
                 draws.append(evolve(draw, choice=Choice.BEAM, told=search.state.settings.candidates, total=beam.total))
         draws += [NOTHING] * (len(wanted.rows) - len(draws))
         for index, row in wanted.probes.items():
@@ -125,18 +137,20 @@ class Sampler:
         return choose(self.network.logits(feeds, rows, self.outputs), draws)
 
 
-def _input(feed: Feed, behind: int) -> SamplerInput:
-    """Returns the sampler's input for the token after the first ``behind`` draft tokens of ``feed``."""
-    record, start = feed.record, feed.record.start
-    in_order = start.rules.no_repeat_ngram > 0 and start.rules.counts_prompt
-    return SamplerInput(
-        generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,
-        sampling=start.sampling,
-        rules=start.rules,
-        prompt=record.prompt,
-        guide=record.guide,
-        before=start.token_ids[: start.prompt_length] if in_order else (),
-    )
+def _is_plain(feed: Feed) -> bool:
+    """True if the chunk yields one token and nothing else."""
+    start = feed.record.start
+    told_more = feed.record.search or start.probe or start.sampling.prompt_logprobs is not None
+    return feed.part.samples and not (feed.proposed or told_more)
+
+
+def _check(feed: Feed, sampled: Sequence[SampledToken]) -> None:
+    for one in sampled:
+        if math.isnan(one.logprob):
+            raise EngineError(
+                f"sequence {feed.part.sequence_id} has no token to sample: its logits are not finite, or its rules do "
+                "not allow any token"
+            )
 
 
 def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
@@ -147,7 +161,7 @@ def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
         if kept[-1].token_id != draft or kept[-1].error:
             break
         kept.append(behind)
-    return evolve(kept[0], accepted=tuple(kept[1:]))
+    return evolve(kept[0], accepted=tuple(kept[1:])) if len(kept) > 1 else kept[0]
 
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:

@@ -14,7 +14,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from ...core.plan import AlignedTokens, Chunk, SequenceStart
+from ...core.plan import AlignedTokens, Chunk, SampledToken, SequenceStart
 from ...core.request import EncoderItem
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
@@ -23,6 +23,7 @@ from ..memory.slots import CrossKV
 from ..native.runner import Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
+from ..sampling.rules import SamplerInput
 from ..sampling.structure import Guide
 
 
@@ -42,18 +43,29 @@ class Record:
     frames: tuple[int, int] | None = None  # of the last token, as `SampledToken.frames`
     prompt_logprobs: list[Any] = field(factory=list, repr=False)  # of what is read, as in `SampledToken.prompt`
     search: Search | None = field(default=None, repr=False)  # the beam search; ``tokens`` has no tokens of beams
-    prompt: tuple[int, ...] = field(init=False)  # the prompt's distinct tokens; empty unless a penalty needs them
+    generated: list[int] = field(init=False, repr=False)  # the tokens after the prompt; grows as ``tokens`` does
+    sampler_input: SamplerInput = field(init=False, repr=False)  # reads ``generated``
+    page_table: tuple[int, ...] = field(init=False, default=(), repr=False)  # the last one that `check_chunk` has seen
 
-    @prompt.default
-    def _distinct(self) -> tuple[int, ...]:
-        start = self.start
-        is_needed = start.sampling.repetition_penalty != 1.0 and start.rules.counts_prompt
-        return tuple(set(start.token_ids[: start.prompt_length])) if is_needed else ()
-
-    @property
-    def generated(self) -> list[int]:
-        """The tokens after the prompt."""
+    @generated.default
+    def _after_prompt(self) -> list[int]:
         return self.tokens[self.start.prompt_length :]
+
+    @sampler_input.default
+    def _its_rules(self) -> SamplerInput:
+        sampling, rules = self.start.sampling, self.start.rules
+        before = self.start.token_ids[: self.start.prompt_length] if rules.counts_prompt else ()
+        prompt = tuple(set(before)) if sampling.repetition_penalty != 1.0 else ()
+        return SamplerInput(
+            generated=self.generated, sampling=sampling, rules=rules, prompt=prompt, guide=self.guide, before=before
+        )
+
+    def grow(self, sampled: SampledToken) -> None:
+        """Appends what was sampled."""
+        for one in (sampled, *sampled.accepted):
+            if one.token_id is not None:
+                self.tokens.append(one.token_id)
+                self.generated.append(one.token_id)
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,13 +7,14 @@ temperature, top-k, top-p and min-p. Log-probabilities are computed after the ru
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from ...core.plan import SampledToken
 from ...core.request import LogitRules, SamplingParams, TimestampRules
@@ -22,9 +23,11 @@ from ..native.library import Change
 from .structure import Guide
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)
 class SamplerInput:
-    """The inputs of sampling one token: the sequence's tokens so far, its sampling and its rules."""
+    """The inputs of sampling the tokens of a sequence: its tokens so far, its sampling and its rules. Only
+    ``generated`` may change: it may grow. From ``settled`` tokens on all draws are ``usual``, the draw of a token that
+    no rule singles out."""
 
     generated: Sequence[int]  # tokens sampled so far, the prompt excluded
     sampling: SamplingParams
@@ -32,6 +35,22 @@ class SamplerInput:
     prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; only a repetition penalty needs them
     guide: Guide | None = None  # the way through the structure
     before: Sequence[int] = ()  # the prompt's tokens in order; only needed if n-grams may not repeat
+    usual: Draw | None = field(init=False, default=None, repr=False)  # made for the first token
+    settled: float = field(init=False, repr=False)
+
+    @settled.default
+    def _settles(self) -> float:
+        sampling, rules = self.sampling, self.rules
+        penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
+        looks_back = rules.timestamps is not None or rules.no_repeat_ngram > 0 or self.guide is not None
+        if penalties or looks_back or sampling.temperature > 0.0:
+            return math.inf
+        return max(2, sampling.min_tokens, rules.min_tokens, *(index + 1 for index, _ in rules.forced))
+
+    def after(self, drafts: Sequence[int]) -> SamplerInput:
+        """Returns the input for the token that comes after the draft tokens ``drafts``."""
+        same = not drafts or len(self.generated) >= self.settled
+        return self if same else evolve(self, generated=[*self.generated, *drafts])
 
 
 @define(eq=False)
@@ -68,43 +87,45 @@ class ConstantBans:
 def draw_of(one: SamplerInput, constant: ConstantBans, eos_token_ids: tuple[int, ...]) -> Draw:
     """Returns the draw of the next token of a sequence."""
     sampling, rules, count = one.sampling, one.rules, len(one.generated)
-    warm = sampling.temperature > 0.0
+    usual = one.usual = one.usual or _usual(sampling, rules, constant)
+    if count >= one.settled:
+        return usual
+    point = uniform(sampling.seed or 0, count) if usual.temperature else 0.0
+    forced = [token for index, token in rules.forced if index == count]
+    if forced:  # as in transformers' `ForcedBOSTokenLogitsProcessor`
+        last, others = forced[-1], [(0, forced[-1]), (forced[-1] + 1, constant.vocabulary)]
+        return evolve(usual, point=point, edits=[(last, Change.REPLACED, 0.0)], bans=others, timestamps=0)
+    bans: list[Sequence[int]] = [*usual.bans, *((token, token + 1) for token in banned_now(one, eos_token_ids))]
+    if rules.timestamps is not None:
+        bans += timestamp_bans(one.generated, rules.timestamps, eos_token_ids[0], constant.vocabulary)
+    bits = None if one.guide is None else one.guide.allowed(one.generated)
+    allowed = None if bits is None else bits.tobytes()
+    return evolve(usual, point=point, edits=[*usual.edits, *_penalties(one)], bans=bans, allowed=allowed)
+
+
+def _usual(sampling: SamplingParams, rules: LogitRules, constant: ConstantBans) -> Draw:
+    """Returns what all draws of a sequence have in common."""
+    warm, banned = sampling.temperature > 0.0, constant.of(rules)
     assert not warm or sampling.seed is not None, (
         "a fresh seed is chosen when a request is built, so that a replay samples the same tokens"
     )
-    draw = Draw(
+    return Draw(
         # CUDA divides by multiplying with the reciprocal, which is finite only for normal numbers
         temperature=max(sampling.temperature, sys.float_info.min) if warm else 0.0,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
-        point=uniform(sampling.seed or 0, count) if warm else 0.0,
+        edits=[(token, Change.ADDED, bias) for token, bias in sampling.logit_bias],
+        bans=[banned] if banned else [],
+        timestamps=0 if rules.timestamps is None else rules.timestamps.begin_id,
         told=sampling.logprobs or 0,
     )
-    forced = [token for index, token in rules.forced if index == count]
-    if forced:  # as in transformers' `ForcedBOSTokenLogitsProcessor`
-        last = forced[-1]
-        return evolve(draw, edits=[(last, Change.REPLACED, 0.0)], bans=[(0, last), (last + 1, constant.vocabulary)])
-    bans: list[Sequence[int]] = [constant.of(rules), *((token, token + 1) for token in banned_now(one, eos_token_ids))]
-    if rules.timestamps is not None:
-        bans += timestamp_bans(one.generated, rules.timestamps, eos_token_ids[0], constant.vocabulary)
-    bits = None if one.guide is None else one.guide.allowed(one.generated)
-    return evolve(
-        draw,
-        edits=list(_edits(one)),
-        bans=bans,
-        timestamps=0 if rules.timestamps is None else rules.timestamps.begin_id,
-        allowed=None if bits is None else bits.tobytes(),
-    )
 
 
-def _edits(one: SamplerInput) -> Iterator[tuple[int, Change, float]]:
-    """Yields the changes of bias; then those of the repetition penalty, as in transformers'
-    `RepetitionPenaltyLogitsProcessor`; then presence and frequency penalties of the generated tokens alone, as OpenAI's
-    reference defines them."""
+def _penalties(one: SamplerInput) -> Iterator[tuple[int, Change, float]]:
+    """Yields the changes of the repetition penalty, as in transformers' `RepetitionPenaltyLogitsProcessor`; then
+    presence and frequency penalties of the generated tokens alone, as OpenAI's reference defines them."""
     sampling = one.sampling
-    for token, bias in sampling.logit_bias:
-        yield token, Change.ADDED, bias
     if sampling.repetition_penalty != 1.0:
         for token in {*one.prompt, *one.generated}:
             yield token, Change.SCALED, sampling.repetition_penalty

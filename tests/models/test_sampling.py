@@ -228,6 +228,30 @@ def test_a_batch_of_different_rules_equals_rows_alone():
     assert set(range(VOCABULARY)) - banned[3] == {5}
 
 
+@pytest.mark.parametrize(
+    ("sampling", "rules"),
+    [
+        ({"min_tokens": 5, "stop_token_ids": (7,)}, LogitRules(suppress=(1, 2))),
+        ({"logit_bias": {3: 2.0}}, LogitRules(begin_suppress=(3,), min_tokens=4)),
+        ({"logprobs": 2}, LogitRules(forced=((0, 4), (3, 5)), begin_suppress=(6,))),
+        ({"temperature": 0.7, "seed": 1}, LogitRules()),
+        ({"presence_penalty": 1.0}, LogitRules()),
+        ({"repetition_penalty": 1.5}, LogitRules()),
+        ({}, LogitRules(timestamps=RULES)),
+        ({}, LogitRules(no_repeat_ngram=2)),
+    ],
+)
+def test_a_sequence_that_grows_has_the_draws_of_its_rules(sampling, rules):
+    """What is kept from token to token leaves no rule out."""
+    bans, tokens = ConstantBans(VOCABULARY), [4, 15, 15, 5, 4, 16, 16, 4]
+    growing = input_of((), SamplingParams(**sampling), rules)
+    for token in tokens:
+        anew = input_of(growing.generated, growing.sampling, rules)
+        anew.settled = math.inf
+        assert ruling.draw_of(growing, bans, (EOS,)) == ruling.draw_of(anew, bans, (EOS,))
+        growing.generated.append(token)
+
+
 def test_constant_bans_are_kept_and_bounded():
     """Equal rules share one list; no more than ``capacity`` are kept."""
     bans = ConstantBans(VOCABULARY, capacity=2)
