@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from struct import Struct
 
 from attrs import frozen
@@ -103,7 +102,8 @@ class Arrays:
             first_found, first_bit = len(found) // _FOUND.size, ALL if draw.allowed is None else len(allowed)
             for edit in draw.edits:
                 edits += _EDIT.pack(*edit)
-            bans.extend(chain.from_iterable(draw.bans))
+            for ban in draw.bans:
+                bans.extend(ban)
             for token in draw.asked:
                 found += _FOUND.pack(token, 0.0, 0.0)
             found += bytes(draw.told * _FOUND.size)
@@ -147,4 +147,4 @@ class Arrays:
             first, count, asked, token, logprob = each[10], each[11], each[12], each[-2], each[-1]
             own = found[first : first + count]
             likeliest = [one for one in own[asked:] if one[0] != NONE]
-            yield Chosen(token, logprob, tuple(one for *_, one in own[:asked]), likeliest)
+            yield Chosen(token, logprob, tuple([one for *_, one in own[:asked]]), likeliest)

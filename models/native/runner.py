@@ -26,14 +26,9 @@ _FLOATS = torch.float32
 belongs to the program."""
 
 
-def _place(memory: np.ndarray[Any, Any]) -> int:
-    """Returns the address of an array, which is valid as long as the array lives."""
-    place: int = memory.__array_interface__["data"][0]
-    return place
-
-
 def _floats(tensor: Tensor, count: int = 0) -> int:
-    """Returns the address of a tensor of which the library reads or writes ``count`` numbers, as `_place` does."""
+    """Returns the address of a tensor of which the library reads or writes ``count`` numbers. It is valid as long as
+    the tensor lives."""
     assert tensor.dtype == _FLOATS, f"the library computes in float32, not {tensor.dtype}"
     assert tensor.is_contiguous(), "the library reads and writes value by value"
     assert tensor.numel() >= count, f"{tensor.numel()} numbers where the library needs {count}"
@@ -214,16 +209,16 @@ class Runner:
         self._check(fed, rows)
         found = [_UNKNOWN] * len(draws)
         for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
-            logits = np.empty((len(wanted), program.widths[-1]), np.float32)
-            inputs = (
-                fed[start:stop].numpy() if isinstance(fed, Tensor) else np.empty((stop - start, program.widths[0]), "f")
-            )
-            self._buffers[0].data, self._buffers[last].data = _place(inputs), _place(logits)
+            inputs = (stop - start) * program.widths[0]
+            first_and_last: Any = np.empty(inputs + len(wanted) * program.widths[-1], np.float32)  # buffers
+            place = addressof(c_char.from_buffer(first_and_last))
+            self._buffers[0].data = _floats(fed[start:stop], inputs) if isinstance(fed, Tensor) else place
+            self._buffers[last].data = place + 4 * inputs
             told = Arrays.of([draws[index] for index in wanted])
             tokens = () if isinstance(fed, Tensor) else fed[start:stop]
             self._run(piece, StepPart.WHOLE, tokens, told, () if start else copies)
-            for place, answer in zip(wanted, told.answers(), strict=True):
-                found[place] = answer
+            for index, answer in zip(wanted, told.answers(), strict=True):
+                found[index] = answer
         return found
 
     def read(self, frames: Tensor, tokens: Sequence[int], rows: Rows, *, scores: bool) -> Tensor:
@@ -265,28 +260,19 @@ class Runner:
         draws: Arrays | None = None,
         copies: Sequence[tuple[int, int]] = (),
     ) -> None:
-        chunks, tokens, pairs = array("i", chain.from_iterable(rows.chunks)), array("i", fed), array("i")
-        numbers = (rows.positions, rows.tables, rows.wanted, rows.types)
-        positions, tables, wanted, types = (array("i", told) for told in numbers)
-        pairs.extend(chain.from_iterable(copies))
+        flat = chain.from_iterable
+        numbers, firsts = array("i"), list[int]()  # all whole numbers of the step, one list after the other
+        for each in (rows.positions, flat(rows.chunks), rows.tables, rows.wanted, fed, rows.types, flat(copies)):
+            firsts.append(len(numbers) * numbers.itemsize)
+            numbers.extend(each)
+        place, _ = numbers.buffer_info()
+        positions, chunks, tables, wanted, tokens, types, pairs = [place + first for first in firsts]
         assert len(rows.states) in {0, len(rows.chunks)}, f"{len(rows.states)} states of {len(rows.chunks)} chunks"
         states = array("Q", [_floats(state, self._program.state) for state in rows.states])
-        told = StepData(
-            rows=len(positions),
-            wanted_count=len(wanted),
-            chunk_count=len(rows.chunks),
-            table_size=len(tables),
-            part=part,
-            positions=positions.buffer_info()[0],
-            chunks=chunks.buffer_info()[0],
-            tables=tables.buffer_info()[0],
-            wanted=wanted.buffer_info()[0],
-            tokens=tokens.buffer_info()[0] if fed else None,
-            types=types.buffer_info()[0] if rows.types else None,
-            states=states.buffer_info()[0] if states else None,
-            copies=pairs.buffer_info()[0],
-            copy_count=len(copies),
-        )
+        counts = len(rows.positions), len(rows.wanted), len(rows.chunks), len(rows.tables)
+        told = StepData(*counts, part, positions, chunks, tables, wanted, copies=pairs, copy_count=len(copies))
+        told.tokens, told.types = tokens if fed else None, types if rows.types else None
+        told.states = states.buffer_info()[0] if states else None
         if draws is not None and draws.draws:
             told.draws, told.edits, told.found, told.allowed = map(
                 _address, (draws.draws, draws.edits, draws.found, draws.allowed)
@@ -295,7 +281,7 @@ class Runner:
             told.edit_count, told.ban_count, told.found_count, told.allowed_size = draws.counts
         fault = self._library.step(self._handle, told)
         if fault is not Fault.FINE:
-            raise EngineError(f"the native library refuses a step of {len(positions)} rows: {fault.name.lower()}")
+            raise EngineError(f"the native library refuses a step of {len(rows.positions)} rows: {fault.name.lower()}")
 
     @property
     def uncounted(self) -> int | None:
