@@ -103,7 +103,7 @@ class Sequence:
 
     def rows(self, start: int) -> int:
         """Returns the number of rows of a chunk of one token at position ``start``."""
-        return self.beams if start >= self.prompt_length else 1
+        return self.beams if self.beams > 1 and start >= self.prompt_length else 1
 
     def pages_for(self, positions: int, page_size: int) -> int:
         """Returns the number of pages that the first ``positions`` positions need."""
