@@ -216,9 +216,3 @@ class TextBlueprint(ModuleBlueprint):
         )
         given = self.config.chat_template
         return preparer if given is None else evolve(preparer, chat_template=given)
-
-
-def _head(module: Any) -> nn.Module:
-    """The head of a multimodal model: for tokens, or for classes of tokens."""
-    head: nn.Module = module.get_output_embeddings() or module.score
-    return head

@@ -7,7 +7,6 @@ Pegasus (Zhang et al. 2020), T5 (Raffel et al. 2020) and models of speech.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,9 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn import functional
 
+from .layers import Matrices, joined
 from .library import ACTIVATIONS, Ending
-from .panels import PANEL, Panels
+from .panels import PANEL
 from .parts import is_known, norm_of, pack_joined, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Normed, Program
 
@@ -26,122 +26,77 @@ MODEL_TYPES = frozenset(
 """Model types of configurations whose decoder layers this module knows."""
 
 
+_Paths = tuple[str, str, str, str, str, str, str, str, str, str, str]
+"""The names in a layer: its linear layers, as in `_Layer.matrices`, those that read the encoder output, its norms, and
+the setting that names its activation."""
+
+_BART: _Paths = (
+    *("self_attn.q_proj k_proj v_proj", "self_attn.out_proj", "encoder_attn.q_proj", "encoder_attn.out_proj"),
+    *("fc1", "fc2", "encoder_attn.k_proj v_proj"),
+    *("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm", "activation_function"),
+)
+_SPEECH: _Paths = (
+    *("self_attn.q_proj k_proj v_proj", "self_attn.o_proj", "encoder_attn.q_proj", "encoder_attn.o_proj"),
+    *("mlp.fc1", "mlp.fc2", "encoder_attn.k_proj v_proj"),
+    *("input_layernorm", "post_attention_layernorm", "final_layernorm", "hidden_act"),
+)
+_T5: _Paths = (
+    *("layer.0.SelfAttention.q k v", "layer.0.SelfAttention.o"),
+    *("layer.1.EncDecAttention.q", "layer.1.EncDecAttention.o"),
+    *("layer.2.DenseReluDense.wi wi_0 wi_1", "layer.2.DenseReluDense.wo", "layer.1.EncDecAttention.k v"),
+    *("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm", "dense_act_fn"),
+)
+_KINDS: dict[str, _Paths] = {
+    **dict.fromkeys(("WhisperDecoderLayer", "BartDecoderLayer", "MBartDecoderLayer", "PegasusDecoderLayer"), _BART),
+    **dict.fromkeys(("T5Block", "MT5Block"), _T5),
+    **dict.fromkeys(("MoonshineDecoderLayer", "MoonshineStreamingDecoderLayer"), _SPEECH),
+    **dict.fromkeys(("CohereAsrDecoderLayer", "CanaryDecoderLayer"), _SPEECH),
+}
+
+
 @frozen(kw_only=True, eq=False)
-class _Layer:
-    """The parts of one layer, independent of their names in transformers.
+class _Layer(Matrices):
+    """The parts of one layer, independent of their names in transformers. Its matrices are: queries, keys and values of
+    ``own``; outputs of ``own``; queries of ``cross``; outputs of ``cross``; the first and the second of the
+    feed-forward part.
 
     Args:
         own: self-attention.
         cross: cross-attention.
         norms: the norms of self-attention, of cross-attention and of the feed-forward part.
-        matrices: for each packed matrix, a module and the names of its linear layers that the matrix joins. The
-            matrices are: queries, keys and values of ``own``; outputs of ``own``; queries of ``cross``; outputs of
-            ``cross``; the first and the second of the feed-forward part.
         slots: ``cross`` and the names of its linear layers that read the encoder output: keys and values.
         behind: true if norms follow the sums.
     """
 
     own: Any
     cross: Any
-    norms: tuple[Any, Any, Any]
-    matrices: tuple[tuple[Any, tuple[str, ...]], ...]
-    slots: tuple[tuple[Any, str], tuple[Any, str]]
+    norms: list[Any]
+    slots: list[tuple[Any, str]]
     activation: str
-    ending: Ending = Ending.ACTIVATED
-    behind: bool = False
+    ending: Ending
+    behind: bool
 
     @classmethod
     def of(cls, layer: Any) -> _Layer:
-        return _KINDS[type(layer).__name__](layer)
+        kind = type(layer).__name__
+        *paths, activation = _KINDS[kind]
+        *matrices, (cross, names) = joined(layer, paths[:7])
+        gated = Ending.GATED if len(matrices[4][1]) > 1 else Ending.ACTIVATED
+        return cls(
+            own=matrices[0][0],
+            cross=cross,
+            norms=[layer.get_submodule(path) for path in paths[7:]],
+            matrices=matrices,
+            slots=[(cross, name) for name in names],
+            activation=getattr(matrices[0][0].config, activation),
+            ending=Ending.GATED_BY if "Moonshine" in kind else gated,
+            behind=kind == "BartDecoderLayer",
+        )
 
     @property
-    def keys_values(self) -> tuple[Any, Any]:
+    def keys_values(self) -> list[Any]:
         """The linear layers that read the encoder output."""
-        of_keys, of_values = self.slots
-        return getattr(*of_keys), getattr(*of_values)
-
-    @property
-    def linears(self) -> list[Any]:
-        return [getattr(parent, name) for parent, names in self.matrices for name in names]
-
-    def panels(self) -> list[Panels]:
-        """Returns the panels of each matrix. The matrices must be packed."""
-        return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
-
-
-def _layer(
-    own: Any, cross: Any, names: Sequence[str], feed: Any, widen: tuple[str, ...], narrow: str, **others: Any
-) -> _Layer:
-    """Builds a `_Layer`.
-
-    Args:
-        names: the names of the linear layers of both attentions: queries, keys, values, outputs.
-        widen: the names of the first linear layers of the feed-forward part ``feed``.
-        narrow: the name of the last one.
-    """
-    query, key, value, out = names
-    matrices = ((own, (query, key, value)), (own, (out,)), (cross, (query,)), (cross, (out,)), (feed, widen))
-    slots = ((cross, key), (cross, value))
-    return _Layer(own=own, cross=cross, matrices=(*matrices, (feed, (narrow,))), slots=slots, **others)
-
-
-def _of_bart(layer: Any) -> _Layer:
-    return _layer(
-        layer.self_attn,
-        layer.encoder_attn,
-        ("q_proj", "k_proj", "v_proj", "out_proj"),
-        layer,
-        ("fc1",),
-        "fc2",
-        norms=(layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm),
-        activation=layer.self_attn.config.activation_function,
-        behind=type(layer).__name__ == "BartDecoderLayer",
-    )
-
-
-def _of_t5(layer: Any) -> _Layer:
-    first, second, third = layer.layer
-    feed = third.DenseReluDense
-    gated = hasattr(feed, "wi_0")
-    return _layer(
-        first.SelfAttention,
-        second.EncDecAttention,
-        "qkvo",
-        feed,
-        ("wi_0", "wi_1") if gated else ("wi",),
-        "wo",
-        norms=(first.layer_norm, second.layer_norm, third.layer_norm),
-        activation=first.SelfAttention.config.dense_act_fn,
-        ending=Ending.GATED if gated else Ending.ACTIVATED,
-    )
-
-
-def _of_speech(layer: Any) -> _Layer:
-    return _layer(
-        layer.self_attn,
-        layer.encoder_attn,
-        ("q_proj", "k_proj", "v_proj", "o_proj"),
-        layer.mlp,
-        ("fc1",),
-        "fc2",
-        norms=(layer.input_layernorm, layer.post_attention_layernorm, layer.final_layernorm),
-        activation=layer.self_attn.config.hidden_act,
-        ending=Ending.GATED_BY if "Moonshine" in type(layer).__name__ else Ending.ACTIVATED,
-    )
-
-
-_KINDS: dict[str, Callable[[Any], _Layer]] = {
-    "WhisperDecoderLayer": _of_bart,
-    "BartDecoderLayer": _of_bart,
-    "MBartDecoderLayer": _of_bart,
-    "PegasusDecoderLayer": _of_bart,
-    "T5Block": _of_t5,
-    "MT5Block": _of_t5,
-    "MoonshineDecoderLayer": _of_speech,
-    "MoonshineStreamingDecoderLayer": _of_speech,
-    "CohereAsrDecoderLayer": _of_speech,
-    "CanaryDecoderLayer": _of_speech,
-}
+        return [getattr(*slot) for slot in self.slots]
 
 
 @frozen(eq=False)

@@ -46,7 +46,7 @@ _NOMIC: Paths = (
 _EURO: Paths = (*_NOMIC[:4], "input_layernorm", "post_attention_layernorm")
 _T5: Paths = (
     *("layer.0.SelfAttention.q k v", "layer.0.SelfAttention.o"),
-    *("layer.1.DenseReluDense.wi", "layer.1.DenseReluDense.wo", "layer.0.layer_norm", "layer.1.layer_norm"),
+    *("layer.1.DenseReluDense.wi wi_0 wi_1", "layer.1.DenseReluDense.wo", "layer.0.layer_norm", "layer.1.layer_norm"),
 )
 CROSSED: dict[str, Paths] = {
     **dict.fromkeys(("BartEncoderLayer", "MBartEncoderLayer", "PegasusEncoderLayer"), WHISPER),
@@ -82,10 +82,7 @@ _KINDS: dict[str, Paths] = {
 
 def _parts_of(layer: Any) -> Layer:
     name = type(layer).__name__
-    paths = _KINDS[name]
-    if paths is _T5 and hasattr(layer.layer[1].DenseReluDense, "wi_0"):
-        paths = (*paths[:2], "layer.1.DenseReluDense.wi_0 wi_1", *paths[3:])
-    return Layer.of(layer, paths, ahead=name in _AHEAD)
+    return Layer.of(layer, _KINDS[name], ahead=name in _AHEAD)
 
 
 @frozen(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
@@ -30,21 +31,45 @@ MOONSHINE: Paths = (
 )
 
 
+def joined(layer: Any, paths: Sequence[str]) -> list[tuple[Any, tuple[str, ...]]]:
+    """Returns the `Matrices.matrices` of a ``layer`` of transformers. Names that it does not have are left out."""
+    split = [path.rpartition(".") for path in paths]
+    parted = [(layer.get_submodule(holder), names.split()) for holder, _, names in split]
+    return [(holder, tuple(name for name in names if hasattr(holder, name))) for holder, names in parted]
+
+
 @frozen(kw_only=True, eq=False)
-class Layer:
-    """The parts of one layer, independent of their names in transformers.
+class Matrices:
+    """The packed matrices of a layer.
 
     Args:
-        matrices: for each packed matrix, a module and the names of its linear layers that the matrix joins. The
-            matrices are: queries, keys and values; outputs of attention; the first and the second of the feed-forward
-            part.
+        matrices: for each matrix, a module and the names of its linear layers that the matrix joins.
+    """
+
+    matrices: Sequence[tuple[Any, tuple[str, ...]]]
+
+    @property
+    def linears(self) -> list[Any]:
+        """The linear layers."""
+        return [getattr(parent, name) for parent, names in self.matrices for name in names]
+
+    def panels(self) -> list[Panels]:
+        """Returns the panels of each matrix. The matrices must be packed."""
+        return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
+
+
+@frozen(kw_only=True, eq=False)
+class Layer(Matrices):
+    """The parts of one layer, independent of their names in transformers. Its matrices are: queries, keys and values;
+    outputs of attention; the first and the second of the feed-forward part.
+
+    Args:
         norms: the norms of attention and of the feed-forward part. An ``nn.Identity`` is none.
         ahead: true if norms precede attention and the feed-forward part.
         window: the number of positions on each side that a row sees, its own included; 0: all.
         kind: the kind of rotary positions, if there are several.
     """
 
-    matrices: tuple[tuple[Any, tuple[str, ...]], ...]
     norms: tuple[Any, Any]
     gated: bool = False
     ahead: bool = False
@@ -54,8 +79,7 @@ class Layer:
     @classmethod
     def of(cls, layer: Any, paths: Paths, *, ahead: bool = False) -> Layer:
         """Returns the parts of a ``layer`` of transformers."""
-        split = [path.rpartition(".") for path in paths[:4]]
-        matrices = tuple((layer.get_submodule(holder), tuple(names.split())) for holder, _, names in split)
+        matrices = joined(layer, paths[:4])
         return cls(
             matrices=matrices,
             norms=(layer.get_submodule(paths[4]), layer.get_submodule(paths[5])),
@@ -64,11 +88,6 @@ class Layer:
             window=getattr(matrices[0][0], "sliding_window", 0) or 0,
             kind=(layer.attention_type,) if hasattr(layer, "attention_type") else (),
         )
-
-    @property
-    def linears(self) -> list[Any]:
-        """The linear layers."""
-        return [getattr(parent, name) for parent, names in self.matrices for name in names]
 
     def pack(self, *, int8: bool = False) -> None:
         """Replaces the linear layers by packed matrices, one after the other. Gates are filled up to whole panels, as
@@ -82,10 +101,6 @@ class Layer:
                 linear.bias = nn.Parameter(functional.pad(linear.bias.detach(), (0, more)), requires_grad=False)
         for parent, names in self.matrices:
             pack_linears(parent, names, int8=int8)
-
-    def panels(self) -> list[Panels]:
-        """Returns the panels of each matrix. The matrices must be packed."""
-        return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
 
     def buffers(self, program: Program) -> Buffers:
         """Adds the buffers of layers like this one, which must be packed."""
