@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Never, Self, Unpack
 
 import trio
@@ -15,7 +14,7 @@ from ..actors.gpu_runner import torch_executor
 from ..actors.statistics import EngineStatistics
 from ..actors.worker import ThreadWorker, Worker
 from ..core.config import EngineConfig
-from ..core.errors import EngineStateError, InvalidRequest
+from ..core.errors import EngineStateError, InvalidRequest, Left
 from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..models.memory.allocator import trim
@@ -166,11 +165,9 @@ class Engine:
             raise
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    async def __aexit__(self, *end: *Left) -> bool | None:
         assert self._host is not None, "left before entered"
-        return await self._host.__aexit__(kind, error, traceback)
+        return await self._host.__aexit__(*end)
 
     async def aclose(self, drain: float | None = None) -> None:
         """Stops the engine before its block ends, and returns when the device is released. Running requests have

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 import anyio
@@ -16,7 +16,7 @@ from attrs import frozen
 
 from ..actors.statistics import EngineStatistics
 from ..core.checks import integer, number, shown
-from ..core.errors import EngineStateError, InvalidRequest, TrioletError, UnknownModel
+from ..core.errors import EngineStateError, InvalidRequest, Left, TrioletError, UnknownModel
 from ..core.model import ModelDescription
 from ..core.residency import ModelState
 from .engine import Engine
@@ -139,15 +139,13 @@ class Engines:
         return self
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    async def __aexit__(self, *end: *Left) -> bool | None:
         assert self._block is not None, "left before entered"
         forked = self._residents is not None and self._residents.process.is_forked
         if forked and not trio.lowlevel.in_trio_run():  # asyncio runs no loop there in which anything could be awaited
             return None
         try:
-            return await self._block.__aexit__(kind, error, traceback)
+            return await self._block.__aexit__(*end)
         finally:
             self._residents = None
 

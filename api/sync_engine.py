@@ -10,13 +10,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial, wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, Generic, Never, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from ..actors.statistics import EngineStatistics
 from ..actors.worker import Worker
 from ..core.config import EngineConfig
-from ..core.errors import EngineClosed, EngineStateError, RunnerCrashed
+from ..core.errors import EngineClosed, EngineStateError, Left, RunnerCrashed
 from ..core.executor import Executor
 from ..core.log_lines import one_line
 from ..core.model import ModelDescription
@@ -69,10 +68,8 @@ class SyncBlock(AbstractContextManager[Presented_co]):
     def __enter__(self) -> Presented_co:
         return self._run(self._open, self._undo)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return self._run(partial(self._close, kind, error, traceback))
+    def __exit__(self, *end: *Left) -> bool | None:
+        return self._run(partial(self._close, *end))
 
     def _undo(self, error: BaseException) -> Coroutine[Any, Any, object]:
         return self._close(type(error), error, error.__traceback__)
@@ -242,11 +239,9 @@ class SyncEngine:
     def __enter__(self) -> Self:
         return self._run(self._enter, self._undo)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    def __exit__(self, *end: *Left) -> bool | None:
         try:
-            return self._run(partial(self._engine.__aexit__, kind, error, traceback))
+            return self._run(partial(self._engine.__aexit__, *end))
         except KeyboardInterrupt as interrupt:
             if self.inside.state is State.OPEN:  # ^C came before the engine began to end
                 self._run(partial(self._undo, interrupt))

@@ -31,6 +31,13 @@ Each message names the given value, what is allowed, and what to do. ``http_stat
 
 from __future__ import annotations
 
+import types
+from typing import TypeAlias
+
+Left: TypeAlias = tuple[type[BaseException] | None, BaseException | None, types.TracebackType | None]
+"""The error with which a block is left, as ``__exit__`` is told: its class, itself and its traceback, or ``None`` for
+each."""
+
 
 class TrioletError(Exception):
     """The root of the tree. ``http_status`` is the status that a server should answer with."""

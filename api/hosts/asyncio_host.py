@@ -8,7 +8,6 @@ import inspect
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import anyio
@@ -18,6 +17,7 @@ import trio
 from attrs import define, field
 
 from ...actors.supervisor import is_cancellation, leaving
+from ...core.errors import Left
 from .portal_host import PortalHost
 from .state import foreign
 from .trio_engine import TrioEngine
@@ -121,11 +121,9 @@ class AsyncioHost(PortalHost):
         await anyio.lowlevel.checkpoint()  # if the caller is already cancelled, nothing is loaded
         return await super().__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *end: *Left) -> None:
         self._is_leaving = True
-        await super().__aexit__(kind, error, traceback)
+        await super().__aexit__(*end)
 
     async def _leaving(self, body_error: BaseException | None, ours: BaseException | None) -> BaseException | None:
         others = self._take_back()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, TypeVar
 
 import trio
 
 from ...actors.supervisor import leaving
-from ...core.errors import EngineStateError
+from ...core.errors import EngineStateError, Left
 from ..speech.options import TranscribeOptions, reachable
 from .trio_engine import TrioEngine
 from .trio_thread import TrioThread
@@ -51,11 +50,10 @@ class PortalHost:
         await self._outlive(None, self._portal.open())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *end: *Left) -> None:
         if self.process.is_forked or not self._thrown_away.alive:
             return  # the block is the parent's, or was already left
+        _, error, _ = end
         if not self._portal.may_wait(error):
             self._portal.stop()
             return

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 import outcome
 import trio
 from attrs import evolve
 
-from ...core.errors import EngineStateError
+from ...core.errors import EngineStateError, Left
 from ...core.timings import Timings
 from ..live.session import LiveSession
 from ..outputs.results import Delta, LiveText, Progress, Segment
@@ -85,14 +84,12 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
             self._holder = None
         raise AssertionError("a block ended well before it was left")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *end: *Left) -> None:
         assert self._holder is not None, "left before entered"
         if self._portal.process.is_forked:
             return
         self._portal.cancel(self._holder)
-        if self._portal.may_wait(error):
+        if self._portal.may_wait(end[1]):
             self._portal.check()
             await self._portal.outlast(nothing, self._holder.answer)
 

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import closing
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
 import trio
 from attrs import define, field, frozen
 
-from ...core.errors import EngineStateError
+from ...core.errors import EngineStateError, Left
 from .portal_host import PortalHost
 from .trio_engine import TrioEngine
 from .trio_thread import TrioThread, was_thrown_into
@@ -185,14 +185,12 @@ class Interrupts:
             self._came = self._came or error
             wait.hurry()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *end: *Left) -> None:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is self:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         came, self._came = self._came, None
         try:
-            if came is not None and came is not error:
+            if came is not None and came is not end[1]:
                 raise came
         finally:
             del came  # a frame in its own error's traceback would be a reference cycle

@@ -7,7 +7,6 @@ import reprlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -18,7 +17,7 @@ from ...actors.statistics import EngineStatistics
 from ...actors.switch_interval import shortened_by
 from ...core.checks import flag
 from ...core.config import EngineConfig
-from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
+from ...core.errors import EngineClosed, EngineStateError, InvalidRequest, Left
 from ...core.events import error_text
 from ...core.model import ModelDescription
 from ...core.order import read_priority
@@ -105,13 +104,11 @@ class TrioEngine:
         self.state = State.OPEN
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    async def __aexit__(self, *end: *Left) -> bool | None:
         assert self._block is not None, "left before entered"
-        block, self._block = self._block, None
+        (block, self._block), (_, error, traceback) = (self._block, None), end
         try:
-            return await block.__aexit__(kind, error, traceback)
+            return await block.__aexit__(*end)
         except BaseException as left:
             if left is not error:
                 self._note_failure(left)

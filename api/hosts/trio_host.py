@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from types import TracebackType
 from typing import TypeVar
 
 import trio
 
 from ...actors.process import Process
-from ...core.errors import EngineStateError
+from ...core.errors import EngineStateError, Left
 from ..speech.options import TranscribeOptions, reachable
 from .state import State, foreign
 from .trio_engine import TrioEngine
@@ -37,9 +36,7 @@ class TrioHost:
     async def __aenter__(self) -> object:
         return await self._engine.__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    async def __aexit__(self, *end: *Left) -> bool | None:
         try:
             self._check_loop()
         except EngineStateError:
@@ -48,7 +45,7 @@ class TrioHost:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._stop)  # does not wait; the device is still released
             raise
-        return await self._engine.__aexit__(kind, error, traceback)
+        return await self._engine.__aexit__(*end)
 
     def _check(self) -> None:
         self.process.check()

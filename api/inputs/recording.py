@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -180,10 +179,8 @@ class Recording:
         check_length(len(array.samples), "the audio", self.sampling_rate)
         check_bound(len(array.samples) / self.sampling_rate, "the audio", self._most_seconds)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        del error, traceback
+    async def __aexit__(self, *end: object) -> None:
+        del end
         await self.aclose()
 
     @trio.lowlevel.enable_ki_protection

@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from types import TracebackType
 from typing import NoReturn, Protocol, Self, TypeVar
 
 import trio
 
 from ...actors.messages import Aborted, End, Failed, Finished
 from ...actors.process import Process
-from ...core.errors import EngineClosed, EngineStateError
+from ...core.errors import EngineClosed, EngineStateError, Left
 from ...core.plan import SampledToken
 from ...core.request import FinishReason
 from ...core.timings import Timings
@@ -238,10 +237,8 @@ class StreamBlock(AbstractAsyncContextManager[Opened_co]):
         return await self._block.__aenter__()
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return await self._block.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *end: *Left) -> bool | None:
+        return await self._block.__aexit__(*end)
 
     def __aiter__(self) -> NoReturn:
         raise self._unopened()
