@@ -216,12 +216,7 @@ class Supervisor:
         reply = _Reply()
         self._to_scheduler.send_nowait(m.OrderPower(order, reply))
         await reply.done.wait()
-        if reply.error is not None:
-            error, reply.error = reply.error, None
-            try:
-                raise error
-            finally:
-                del error  # a frame in its own error's traceback would be a reference cycle
+        tracebacks.raise_kept(reply, "error")
 
     def statistics(self) -> EngineStatistics:
         """Returns a snapshot of the engine's figures."""

@@ -16,6 +16,18 @@ def without(error: BaseException, kind: type[BaseException]) -> BaseException | 
     return rest.exceptions[0] if rest is not None and len(rest.exceptions) == 1 else rest
 
 
+def raise_kept(holder: object, name: str) -> None:
+    """Raises the error that is the attribute ``name`` of ``holder``, and takes it from there; ``None`` raises nothing.
+    No frame has the error in a local then: a frame in its own error's traceback would be a reference cycle."""
+    error: BaseException | None = getattr(holder, name)
+    setattr(holder, name, None)
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
+
+
 def clear_frames(error: BaseException, *, outer: BaseException | None = None) -> None:
     """Drops the locals of the frames of ``error``, and of its causes and contexts.
 

@@ -16,6 +16,7 @@ import soxr
 from attrs import define, field
 
 from ...core.errors import InvalidRequest, UnsupportedAudio
+from ...core.tracebacks import raise_kept
 from ...models.speech.content import content_key
 from .containers import Stopped, Stops, Watch, go_on
 from .decoding import Decoding, open_decoder
@@ -121,16 +122,11 @@ class Blocks:
 
     def check(self) -> None:
         """Raises the fault, or `InvalidRequest` if too little was read to hear anything."""
-        fault, self.fault = self.fault, None
-        try:
-            if fault is not None:
-                raise fault
-            lost = [one.message for one in self.faults if one.is_loss]
-            if lost and self.done < round(MIN_SECONDS * self.sampling_rate):
-                raise UnsupportedAudio(lost[0])
-            check_length(self.done, self.name, self.sampling_rate)
-        finally:
-            del fault  # a frame in its own error's traceback would be a reference cycle
+        raise_kept(self, "fault")
+        lost = [one.message for one in self.faults if one.is_loss]
+        if lost and self.done < round(MIN_SECONDS * self.sampling_rate):
+            raise UnsupportedAudio(lost[0])
+        check_length(self.done, self.name, self.sampling_rate)
 
     def close(self) -> None:
         """Closes the source; no more blocks come. A second call does nothing."""

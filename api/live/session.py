@@ -26,6 +26,7 @@ from attrs import define, field
 
 from ...actors.process import Process
 from ...core.errors import EngineStateError, InvalidRequest
+from ...core.tracebacks import raise_kept
 from ..inputs.audio import new_resampler
 from ..inputs.recording import HeldSamples
 from ..inputs.sources import ArraySource, Samples, array_source, check_values, type_name
@@ -236,12 +237,7 @@ class LiveTranscription:
             raise EngineStateError(
                 "this live session is over, since its block has ended; open another: engine.live(...)"
             )
-        error, self._fault = self._fault, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # a frame in its own error's traceback would be a reference cycle
+        raise_kept(self, "_fault")
         if self._failure is not None:
             raise EngineStateError(f"this live session has failed ({self._failure}); open another: engine.live(...)")
 

@@ -14,6 +14,7 @@ from attrs import define, evolve, field
 from ...core.errors import InvalidRequest
 from ...core.plan import Hypothesis, SampledToken
 from ...core.request import FinishReason, Request
+from ...core.tracebacks import raise_kept
 from .detokenizer import TextDeltas
 from .results import Completion, Delta, Usage
 
@@ -149,12 +150,7 @@ class Output:
         Raises:
             InvalidRequest: the request's structure could not be followed.
         """
-        fault, self.fault = self.fault, None
-        try:
-            if fault is not None:
-                raise fault
-        finally:
-            del fault  # a frame in its own error's traceback would be a reference cycle
+        raise_kept(self, "fault")
 
     def _add(self, sampled: SampledToken) -> Delta | None:
         if sampled.error:

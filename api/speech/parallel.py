@@ -12,6 +12,7 @@ from functools import partial
 import trio
 from attrs import define, field
 
+from ...core.tracebacks import raise_kept
 from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..outputs.results import Segment
@@ -72,8 +73,7 @@ class ParallelTranscription(Transcription):
                 self._cutting = True
                 self._start_soon(self._cut_ahead)
             if not self._pieces and not self._cutting:
-                error, self._error = self._error, None
-                _raise(error)
+                raise_kept(self, "_error")
                 return None
             await self._news.wait()
 
@@ -110,8 +110,7 @@ class ParallelTranscription(Transcription):
             segments, self._reached, language = piece.read.popleft()
             self.reader.language = self.reader.language or language
             return segments
-        error, piece.error = piece.error, None
-        _raise(error)
+        raise_kept(piece, "error")
         if piece.walk is None:
             self._pieces.popleft()
             self._reached = piece.stop
@@ -179,11 +178,3 @@ class ParallelTranscription(Transcription):
 async def _excerpt(samples: Samples, first: int, start: int, length: int) -> Samples:
     """Returns a copy of samples of a piece that begins at sample ``first``. A view would keep the whole piece alive."""
     return samples[start - first : start - first + length].copy()
-
-
-def _raise(error: Exception | None) -> None:
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error  # a frame in its own error's traceback would be a reference cycle
