@@ -64,7 +64,7 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(eq=False)
 class FixedInputs:
     """The tensors of a step: views of buffers that outlive the step."""
 
@@ -82,16 +82,8 @@ class FixedInputs:
         vocabulary]."""
         rows = bucket.rows
         lengths = [*[rows] * _NUMBERS, rows * bucket.pages]
-        token_ids, starts, positions, slot_mapping, table = torch.split_with_sizes(numbers[: sum(lengths)], lengths)
-        return cls(
-            bucket=bucket,
-            token_ids=token_ids,
-            starts=starts,
-            positions=positions,
-            slot_mapping=slot_mapping,
-            table=table,
-            logits=logits[:rows],
-        )
+        tensors = *torch.split_with_sizes(numbers[: sum(lengths)], lengths), logits[:rows]
+        return cls(bucket, *tensors)
 
     def on(self, device: torch.device) -> FixedInputs:
         """Returns the same inputs on ``device``."""

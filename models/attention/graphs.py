@@ -139,44 +139,32 @@ class GraphManager:
 
     If a step cannot be recorded, the manager logs a warning, keeps the reason in `refused`, releases its graphs and
     refuses all further steps. This is harmless: graphs make steps faster, and each step can be computed without them.
+
+    Args:
+        max_running, positions: the most sequences of a step, and the most tokens of a sequence.
+        capacity: the most shapes that are kept.
     """
 
     decode: Decode = field(repr=False)
     recorder: Recorder
     paged: PagedKV = field(repr=False)
-    buckets: Buckets
+    max_running: int
+    positions: int
+    vocabulary: int
     capacity: int = CAPACITY
-    _numbers: Tensor = field(repr=False)
-    _logits: Tensor = field(repr=False)
+    buckets: Buckets = field(init=False)
+    _numbers: Tensor = field(init=False, repr=False)
+    _logits: Tensor = field(init=False, repr=False)
     captures: int = field(init=False, default=0)  # shapes that were recorded, each counted at every recording
     replays: int = field(init=False, default=0)  # steps
     refused: str = field(init=False, default="")  # why no step is recorded any more; empty: steps are recorded
     _recorded: dict[Bucket, tuple[FixedInputs, Recorded]] = field(init=False, factory=dict, repr=False)
 
-    @classmethod
-    def allocate(
-        cls,
-        *,
-        decode: Decode,
-        recorder: Recorder,
-        paged: PagedKV,
-        max_running: int,
-        positions: int,
-        vocabulary: int,
-        capacity: int = CAPACITY,
-    ) -> GraphManager:
-        """Allocates the static buffers, for steps of up to ``max_running`` sequences of up to ``positions`` tokens."""
-        pages = -(-positions // paged.page_size)
-        buckets = Buckets(rows=max_running, pages=pages, cells=max(1, _GATHERED // paged.page_bytes))
-        return cls(
-            decode=decode,
-            recorder=recorder,
-            paged=paged,
-            buckets=buckets,
-            capacity=capacity,
-            numbers=torch.zeros(buckets.numbers, dtype=torch.long, device=paged.device),
-            logits=torch.zeros(max_running, vocabulary, dtype=paged.dtype, device=paged.device),
-        )
+    def __attrs_post_init__(self) -> None:
+        paged, pages = self.paged, -(-self.positions // self.paged.page_size)
+        self.buckets = Buckets(rows=self.max_running, pages=pages, cells=max(1, _GATHERED // paged.page_bytes))
+        self._numbers = torch.zeros(self.buckets.numbers, dtype=torch.long, device=paged.device)
+        self._logits = torch.zeros(self.max_running, self.vocabulary, dtype=paged.dtype, device=paged.device)
 
     def run(self, rows: Rows, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor | None:
         """Runs a step that feeds one token of each sequence. `PagedKV.enter` must have been called for the step.

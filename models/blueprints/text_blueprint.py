@@ -145,7 +145,7 @@ class TextBlueprint(ModuleBlueprint):
         if recorder is None or not network.generates:
             return network
         shape = self.checkpoint.shape
-        graphs = GraphManager.allocate(
+        graphs = GraphManager(
             decode=CausalDecode.of(network),
             recorder=recorder,
             paged=network.paged,

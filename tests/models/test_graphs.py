@@ -257,7 +257,7 @@ def test_the_least_recently_used_graph_goes_first(start):
 
     network = start("llama", graphs="eager").executor._open.parts.network
     notes = Notes()
-    graphs = GraphManager.allocate(
+    graphs = GraphManager(
         decode=CausalDecode.of(network),
         recorder=notes,
         paged=network.paged,
