@@ -55,7 +55,27 @@ class WhisperNetwork(CrossedNetwork):
     queries: tuple[int, ...] = ()
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
-        return encode_windows(self.model, self.log_mel, jobs, self.encoder)
+        """Implements `Network.encode`. Windows of the same length share a launch. The library computes each window
+        alone: one window has enough rows, and its bits do not depend on other windows then."""
+        if self.encoder is not None:
+            return [self._encoded([job], job.embeddings)[0] for job in jobs]
+        outputs: dict[str, Tensor] = {}
+        for embeddings in {job.embeddings for job in jobs}:
+            alike = [job for job in jobs if job.embeddings == embeddings]
+            for job, output in zip(alike, self._encoded(alike, embeddings), strict=True):
+                outputs[job.key] = output.clone()
+        return [outputs[job.key] for job in jobs]
+
+    def _encoded(self, jobs: Sequence[EncoderItem], embeddings: int) -> Tensor:
+        """Returns encoder outputs [jobs, embeddings, width]. If ``embeddings`` is less than the model's number, the
+        windows are shorter in proportion."""
+        most, settings = len(self.model.module.encoder.embed_positions.weight), self.log_mel.settings
+        assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
+        limit = settings.window_samples * embeddings // most
+        samples = self.log_mel.pad([_samples(job, limit) for job in jobs])
+        log_mel = self.log_mel(samples, settings.frames * embeddings // most)
+        found: Tensor = self.model.module.encode(log_mel, self.encoder)
+        return found
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         if self.encoder is not None:
@@ -77,59 +97,25 @@ class WhisperNetwork(CrossedNetwork):
 
     def read(self, feeds: Sequence[Feed], layers: Sequence[int]) -> ReadChunks:
         """Feeds chunks. Returns their hidden states, and the queries of cross-attention in ``layers``."""
-        if self.native is not None:
-            return self._read_natively(self.native, feeds, layers)
-        self.paged.enter([feed.part for feed in feeds])
         fed, rows = self.fed(feeds, ())
-        tokens, positions = torch.tensor([fed, rows.positions]).to(self.device)
-        step, crossing = PagedStep(self.paged, rows), CrossStep.of(self.cross, rows)
-        hidden, kept = self.model.module.decode(tokens, positions, step, crossing)
+        if self.native is not None:
+            shape = len(fed), self.model.module.config.hidden_size
+            kept = {self.queries[layer]: torch.empty(shape, dtype=torch.float32) for layer in layers}
+            hidden = self.native.step(fed, evolve(rows, wanted=range(len(fed))), hidden=True, kept=kept)
+            queries = list(kept.values())
+        else:
+            self.paged.enter([feed.part for feed in feeds])
+            tokens, positions = torch.tensor([fed, rows.positions]).to(self.device)
+            step, crossing = PagedStep(self.paged, rows), CrossStep.of(self.cross, rows)
+            hidden, asked = self.model.module.decode(tokens, positions, step, crossing)
+            queries = [asked[layer] for layer in layers]
         starts = dict(zip(rows.order, rows.starts, strict=True))
-        return ReadChunks(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
+        return ReadChunks(starts=starts, hidden=hidden, queries=queries)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Returns logits [rows, vocabulary], float32, of hidden states from `read`."""
         logits: Tensor = self.model.module.logits(hidden) if self.native is None else self.native.head(hidden)
         return logits
-
-    def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> ReadChunks:
-        fed, rows = self.fed(feeds, ())
-        shape = len(fed), self.model.module.config.hidden_size
-        kept = {self.queries[layer]: torch.empty(shape, dtype=torch.float32) for layer in layers}
-        in_order = evolve(rows, wanted=range(len(fed)))
-        hidden = native.step(fed, in_order, hidden=True, kept=kept)
-        starts = dict(zip(rows.order, rows.starts, strict=True))
-        return ReadChunks(starts=starts, hidden=hidden, queries=list(kept.values()))
-
-
-def encode_windows(
-    model: TransformerModel, log_mel: LogMel, jobs: Sequence[EncoderItem], runner: Runner | None = None
-) -> list[Tensor]:
-    """Encodes windows, as `Network.encode` does. Windows of the same length share a launch. With a ``runner`` (see
-    `WhisperModel.encode`), each window is computed alone: one window has enough rows, and its bits do not depend on
-    other windows then.
-    """
-    if runner is not None:
-        return [_encode(model, log_mel, [job], job.embeddings, runner)[0] for job in jobs]
-    outputs: dict[str, Tensor] = {}
-    for embeddings in {job.embeddings for job in jobs}:
-        alike = [job for job in jobs if job.embeddings == embeddings]
-        for job, output in zip(alike, _encode(model, log_mel, alike, embeddings, None), strict=True):
-            outputs[job.key] = output.clone()
-    return [outputs[job.key] for job in jobs]
-
-
-def _encode(
-    model: TransformerModel, log_mel: LogMel, jobs: Sequence[EncoderItem], embeddings: int, runner: Runner | None
-) -> Tensor:
-    """Returns encoder outputs [jobs, embeddings, width]. If ``embeddings`` is less than the model's number, the windows
-    are shorter in proportion."""
-    most = len(model.module.encoder.embed_positions.weight)
-    assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
-    limit = log_mel.settings.window_samples * embeddings // most
-    samples = log_mel.pad([_samples(job, limit) for job in jobs])
-    found: Tensor = model.module.encode(log_mel(samples, log_mel.settings.frames * embeddings // most), runner)
-    return found
 
 
 def _samples(job: EncoderItem, limit: int) -> Tensor:
