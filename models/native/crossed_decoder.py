@@ -17,7 +17,7 @@ from torch.nn import functional
 from .layers import Matrices, joined
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL
-from .parts import is_known, norm_of, pack_joined, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
+from .parts import is_known, norm_of, pack_joined, pack_linears, pack_words, plain, scale_of, turned, unknown_turns
 from .program import MULTIPLE, Attention, Normed, Program
 
 MODEL_TYPES = frozenset(
@@ -133,7 +133,7 @@ class CrossedDecoder:
         layers = list(map(_Layer.of, self.layers))
         if layers[0].activation not in ACTIVATIONS:
             return f"its activation is {layers[0].activation}; known: {', '.join(ACTIVATIONS)}"
-        if hasattr(base, "rotary_emb") and (others := unknown_turns(base.config)):
+        if others := unknown_turns(base):
             return others
         linears = [linear for layer in layers for linear in (*layer.linears, *layer.keys_values)]
         if not all(map(is_known, [*linears, self.head])):
@@ -195,10 +195,7 @@ class CrossedDecoder:
             apart: the queries of cross-attention have a buffer for each layer, `Program.crossing`.
         """
         program, base, layers = Program(), self.base, list(map(_Layer.of, self.layers))
-        turned, added = 0, None if distances is None else plain(distances.T)
-        if hasattr(base, "rotary_emb"):
-            program.turns.append(turns_of(base.rotary_emb, positions))
-            turned = 2 * program.turns[0][0].shape[1]  # dimensions of a head
+        turns, added = turned(program, base, positions), None if distances is None else plain(distances.T)
         inputs, _, queries, _, _, narrow = layers[0].panels()
         hidden, split = program.buffer(base.config.hidden_size), program.buffer(inputs.outputs)
         attended = program.buffer(queries.outputs)
@@ -208,8 +205,8 @@ class CrossedDecoder:
         embed(program, base, hidden, positions)
         for index, layer in enumerate(layers):
             inputs, out, queries, cross_out, widen, narrow = layer.panels()
-            own = _attention(index, layer.own, *layer.linears[:2], turned=turned, paired=True, distances=added)
-            cross = _attention(index, layer.cross, layer.linears[4], layer.keys_values[0], turned=0)
+            own = _attention(index, layer.own, *layer.linears[:2], paired=True, distances=added, **turns)
+            cross = _attention(index, layer.cross, layer.linears[4], layer.keys_values[0])
             norms, asked = list(map(norm_of, layer.norms)), crossing[index % count]
             before = [None] * len(norms) if layer.behind else norms
             program.linear(hidden, split, inputs, Ending.STORE, norm=before[0])

@@ -32,7 +32,7 @@ from .parts import (
     pack_words,
     plain,
     scale_of,
-    turns_of,
+    turned,
     unknown_turns,
     width_of,
 )
@@ -172,7 +172,7 @@ class CausalDecoder:
         activation, embedding = getattr(config, recipe.activation), self.module.get_input_embeddings()
         if activation not in ACTIVATIONS:
             return f"its activation is {activation}; known: {', '.join(ACTIVATIONS)}"
-        if others := unknown_turns(config):
+        if others := unknown_turns(base):
             return others
         gates = [layer.gate for layer in self.layers if layer.gate is not None]
         experts = [layer.experts for layer in self.layers if layer.experts is not None]
@@ -249,7 +249,6 @@ class _ProgramWriter:
     recipe: Recipe
     positions: int
     program: Program = field(factory=Program, init=False)
-    tables: dict[tuple[str, ...], tuple[int, int]] = field(factory=dict, init=False)  # see `_table`, by kind of layer
     room: tuple[int, ...] = field(default=(), init=False)  # buffers of experts, see `_experts`
 
     def write(self) -> Program:
@@ -364,8 +363,10 @@ class _ProgramWriter:
         recipe, attention, config = self.recipe, layer.attention, self.decoder.config
         inputs, out, *_ = layer.panels()
         size, query_norm, key_norm = out.inputs // config.num_attention_heads, *layer.head_norms
-        turns = hasattr(self.decoder.base, "rotary_emb") and recipe.is_turned(attention)
-        table, turned = self._table(getattr(config, "layer_types", None), index) if turns else (0, 0)
+        kinds = getattr(config, "layer_types", None) if recipe.by_kind else None
+        kind, turns = () if kinds is None else (kinds[index],), dict[str, Any]()
+        if recipe.is_turned(attention):
+            turns = turned(self.program, self.decoder.base, self.positions, *kind, repeated=recipe.repeated)
         query_gain = None if query_norm is None else gain_of(query_norm)
         return Attention(
             layer=index,
@@ -373,8 +374,6 @@ class _ProgramWriter:
             kv_heads=(inputs.outputs - out.inputs) // (2 * size),
             size=size,
             scale=float(attention.scaling),
-            turned=turned,
-            table=table,
             paired=recipe.paired,
             window=self.decoder.windows[index] or 0,
             soft_cap=float(attention.attn_logit_softcapping or 0.0) if recipe.caps_scores else 0.0,
@@ -383,6 +382,7 @@ class _ProgramWriter:
             key_gain=None if key_norm is None else gain_of(key_norm),
             together=query_gain is not None and len(query_gain) != size,
             factors=self._factors() if recipe.by_position else None,
+            **turns,
         )
 
     def _factors(self) -> Tensor:
@@ -390,17 +390,6 @@ class _ProgramWriter:
         told = self.decoder.config.rope_parameters
         far = torch.floor(torch.arange(self.positions) / told["original_max_position_embeddings"])
         return plain(1 + told["llama_4_scaling_beta"] * torch.log(1 + far))
-
-    def _table(self, kinds: Sequence[str] | None, index: int) -> tuple[int, int]:
-        """Returns the index of a layer's cosines and sines in `Program.turns`, and the number of dimensions of a head
-        that they turn."""
-        kind = (kinds[index],) if self.recipe.by_kind and kinds is not None else ()
-        if kind not in self.tables:
-            rotary, repeated = self.decoder.base.rotary_emb, self.recipe.repeated
-            self.program.turns.append(turns_of(rotary, self.positions, *kind, repeated=repeated))
-            half = self.program.turns[-1][0].shape[1]
-            self.tables[kind] = len(self.program.turns) - 1, 2 * half
-        return self.tables[kind]
 
 
 def _found(module: Any, path: str, default: Any) -> Any:

@@ -21,7 +21,7 @@ from .crossed_decoder import embed
 from .layers import WHISPER, Layer, Paths
 from .library import ACTIVATIONS
 from .panels import PANEL, Panels
-from .parts import is_known, norm_of, pack_words, plain, scale_of, turns_of, unknown_turns
+from .parts import is_known, norm_of, pack_words, plain, scale_of, turned, unknown_turns
 from .program import MULTIPLE, Attention, Places, Program
 
 MODEL_TYPES = frozenset(
@@ -125,7 +125,7 @@ class TextEncoder:
                 return "the buckets of its distances are in no order"
         if _activation(config) not in ACTIVATIONS:
             return f"its activation is {_activation(config)}; known: {', '.join(ACTIVATIONS)}"
-        if hasattr(base, "rotary_emb") and (others := unknown_turns(config)):
+        if others := unknown_turns(base):
             return others
         if not all(map(is_known, [linear for layer in layers for linear in layer.linears])):
             return "its linear layers are not torch's"
@@ -161,10 +161,9 @@ class TextEncoder:
         buffers = layers[0].buffers(program)
         last, distances = program.buffer(config.hidden_size), self._distances()
         self._embed(program, buffers[0], positions)
-        tables = dict[tuple[str, ...], int]()
         activation = ACTIVATIONS[_activation(config)]
         for layer in layers:
-            attention = self._attention(program, tables, layer, positions, distances)
+            attention = self._attention(program, layer, positions, distances)
             layer.write(program, buffers, attention, activation, last=layer is layers[-1])
         ends = (getattr(self.base, name, None) for name in ("final_norm", "layer_norm", "final_layer_norm", "norm"))
         final = next(filter(None, ends)) if layers[-1].ahead else layers[-1].norms[1]
@@ -220,33 +219,18 @@ class TextEncoder:
                 made[kind] = Panels.of(filled.contiguous(), dtype=torch.float32)
         return Places(of=(buckets.clamp(-span, span) + span).int(), keys=made.get("c2p"), queries=made.get("p2c"))
 
-    def _attention(
-        self,
-        program: Program,
-        tables: dict[tuple[str, ...], int],
-        layer: Layer,
-        positions: int,
-        distances: Tensor | None,
-    ) -> Attention:
-        """Returns the attention of a layer. ``tables`` has the index in `Program.turns` of each kind of rotary
-        positions."""
-        turned, heads = 0, self.base.config.num_attention_heads
+    def _attention(self, program: Program, layer: Layer, positions: int, distances: Tensor | None) -> Attention:
+        heads = self.base.config.num_attention_heads
         summands = 1 + len({"c2p", "p2c"} & set(getattr(layer.matrices[0][0], "pos_att_type", ())))
         size = layer.panels()[1].inputs // heads
-        if hasattr(self.base, "rotary_emb"):
-            if layer.kind not in tables:
-                tables[layer.kind] = len(program.turns)
-                program.turns.append(turns_of(self.base.rotary_emb, positions, *layer.kind))
-            turned = 2 * program.turns[tables[layer.kind]][0].shape[1]
         return Attention.plain(
             heads,
             size,
             1.0 if _KINDS[type(self.layers[0]).__name__] is _T5 else (size * summands) ** -0.5,
-            turned=turned,
-            table=tables.get(layer.kind, 0),
             window=layer.window,
             distances=distances,
             places=self._places(layer, positions),
+            **turned(program, self.base, positions, *layer.kind),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .panels import PANEL, Panels, filled, quantized
-from .program import Normed
+from .program import Normed, Program
 
 # -- modules -----------------------------------------------------------------------------------------------------------
 
@@ -319,25 +319,33 @@ def is_layer_norm(norm: Any) -> bool:
     return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in {"CohereLayerNorm", "Cohere2LayerNorm"}
 
 
-def unknown_turns(config: Any) -> str | None:
-    """Returns the reason why the library cannot compute the model's rotary positions; ``None``: it can."""
-    told: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+def unknown_turns(base: Any) -> str | None:
+    """Returns the reason why the library cannot compute the rotary positions of ``base``; ``None``: it can, or there
+    are none."""
+    told: Mapping[str, Any] = getattr(base.config, "rope_parameters", None) or {}
     each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
     others = {str(one.get("rope_type", "default")) for one in each} - _FIXED
-    if not others:
+    if not others or not hasattr(base, "rotary_emb"):
         return None
     return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
 
 
-def turns_of(rotary: Any, positions: int, *kind: str, repeated: bool = False) -> tuple[Tensor, Tensor]:
-    """Returns cosines and sines [positions, half] of rotary positions, for one ``kind`` of layers if it is given.
+def turned(program: Program, base: Any, positions: int, *kind: str, repeated: bool = False) -> dict[str, Any]:
+    """Returns the arguments of `Attention` for the rotary positions of ``base``, if it has any, for one ``kind`` of
+    layers if it is given. The program gets cosines and sines of each kind once.
 
     Args:
         repeated: each number of the model stands beside itself, not in two halves.
     """
-    cosines, sines = rotary(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
-    own = slice(None, None, 2) if repeated else slice(cosines.shape[-1] // 2)
-    return plain(cosines[0, :, own]), plain(sines[0, :, own])
+    if not hasattr(base, "rotary_emb"):
+        return {}
+    if kind not in program.tables:
+        numbers = base.rotary_emb(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
+        half = numbers[0].shape[-1] // 2
+        cosines, sines = (plain(each[0, :, ::2] if repeated else each[0, :, :half]) for each in numbers)
+        program.tables[kind] = {"table": len(program.turns), "turned": 2 * half}
+        program.turns.append((cosines, sines))
+    return program.tables[kind]
 
 
 def epsilon_of(norm: Any) -> float:

@@ -70,7 +70,7 @@ class Attention:
     kv_heads: int
     size: int
     scale: float
-    turned: int
+    turned: int = 0
     table: int = 0
     window: int = 0
     ahead: int | None = None
@@ -88,7 +88,7 @@ class Attention:
     @classmethod
     def plain(cls, heads: int, size: int, scale: float = 1.0, **others: Any) -> Attention:
         """Returns the attention of an encoder's layer, which has as many heads of keys as of queries."""
-        return cls(layer=0, heads=heads, kv_heads=heads, size=size, scale=scale, **{"turned": 0, **others})
+        return cls(layer=0, heads=heads, kv_heads=heads, size=size, scale=scale, **others)
 
 
 @define(eq=False)
@@ -99,6 +99,7 @@ class Program:
 
     widths: list[int] = field(factory=list, init=False)
     turns: list[tuple[Tensor, Tensor]] = field(factory=list, init=False)  # cosines and sines [positions, half]
+    tables: dict[tuple[str, ...], dict[str, Any]] = field(factory=dict, init=False)  # see `parts.turned`
     chooses: bool = field(default=False, init=False)  # the library may choose tokens from the logits
     crossing: tuple[int, ...] = field(default=(), init=False)  # the buffers with the queries of cross-attention
     uncounted: int | None = field(default=None, init=False)  # the token whose position is 0; others count from 1

@@ -25,7 +25,7 @@ from .parts import (
     norm_of,
     pack_linears,
     plain,
-    turns_of,
+    turned,
     unknown_turns,
 )
 from .program import MULTIPLE, Attention, Normed, Places, Program
@@ -66,7 +66,8 @@ class SpeechEncoder:
     @property
     def activation(self) -> str:
         """The name of the activation of the feed-forward parts."""
-        raise NotImplementedError
+        config = self.module.config
+        return str(getattr(config, "encoder_hidden_act", None) or config.hidden_act)
 
     def unknown(self) -> str | None:
         """Returns the reason why the encoder cannot be a program; ``None``: it can."""
@@ -78,7 +79,7 @@ class SpeechEncoder:
             return f"the width of its encoder is {self.module.config.hidden_size}; known: multiples of {MULTIPLE}"
         own = self.module.layers[0].self_attn
         fewer = own.q_proj.out_features != own.k_proj.out_features
-        return "its encoder has fewer heads of keys than of queries" if fewer else None
+        return "its encoder has fewer heads of keys than of queries" if fewer else unknown_turns(self.module)
 
     def pack(self, positions: int, *, int8: bool = False) -> None:
         """Replaces the linear layers by packed matrices, one after the other, and what else the library computes.
@@ -125,39 +126,34 @@ class MoonshineEncoder(SpeechEncoder):
     """Moonshine's (Jeffries et al. 2024). Torch computes the first convolution. The second one is the stem, and the
     third one part of the program."""
 
-    stem_activation = "gelu"
-    ending = Ending.ACTIVATED
-
-    @property
-    def norm(self) -> Any:
-        """The norm after the layers."""
-        return self.module.layer_norm
+    stem_activation, ending, last_norm = "gelu", Ending.ACTIVATED, "layer_norm"
+    computed, packed = ("conv2", "conv3"), PackedConvolution  # the convolutions that the library computes
 
     @property
     def linears(self) -> list[tuple[Any, tuple[str, ...]]]:
         return [one for layer in self.module.layers for one in Layer.of(layer, MOONSHINE).matrices]
 
     @property
-    def activation(self) -> str:
-        return str(self.module.config.encoder_hidden_act)
-
-    def unknown(self) -> str | None:
-        return SpeechEncoder.unknown(self) or unknown_turns(self.module.config)
-
-    @property
     def convolutions(self) -> tuple[Any, Any]:
         """The convolutions that the library computes."""
-        return self.module.conv2, self.module.conv3
+        first, second = map(self.module.get_submodule, self.computed)
+        return first, second
 
     def pack_rest(self, positions: int, *, int8: bool) -> None:  # noqa: ARG002
-        self.module.conv2, self.module.conv3 = (PackedConvolution(one, int8=int8) for one in self.convolutions)
+        for path, convolution in zip(self.computed, self.convolutions, strict=True):
+            self.module.set_submodule(path, self.packed(convolution, int8=int8))
 
     def embed(self, payload: Payload, stem: Stem) -> Tensor:
-        own, first = self.module, self.module.conv1
-        windows = payload["input_values"].unfold(0, *first.kernel_size, *first.stride)
-        hidden = own.groupnorm(functional.linear(windows, first.weight[:, 0]).tanh_().T[None])[0].T
-        found: Tensor = own.conv3.windows(stem(own.conv2.windows(hidden)))
+        first, second = self.convolutions
+        found: Tensor = second.windows(stem(first.windows(self._begun(payload["input_values"]))))
         return found
+
+    def _begun(self, samples: Tensor) -> Tensor:
+        """Returns the rows that the first of `convolutions` reads."""
+        own, first = self.module, self.module.conv1
+        windows = samples.unfold(0, *first.kernel_size, *first.stride)
+        hidden: Tensor = own.groupnorm(functional.linear(windows, first.weight[:, 0]).tanh_().T[None])[0].T
+        return hidden
 
     def stem_program(self) -> Program:
         program, panels = Program(), self.convolutions[0].linear.panels()
@@ -174,14 +170,13 @@ class MoonshineEncoder(SpeechEncoder):
         for layer, attention in zip(layers, self._attentions(program, positions), strict=True):
             layer.write(program, buffers, attention, ACTIVATIONS[self.activation])
         last = program.buffer(convolution.outputs)
-        program.norm(buffers[0], last, norm_of(self.norm), wanted=True)
+        program.norm(buffers[0], last, norm_of(encoder.get_submodule(self.last_norm)), wanted=True)
         return program
 
     def _attentions(self, program: Program, positions: int) -> Iterable[Attention]:
         """Returns the attention of each layer."""
-        program.turns.append(turns_of(self.module.rotary_emb, positions))
-        own, turned = self.module.layers[0].self_attn, 2 * program.turns[0][0].shape[1]
-        return [_attention(own, turned=turned, paired=True)] * len(self.module.layers)
+        own, turns = self.module.layers[0].self_attn, turned(program, self.module, positions)
+        return [_attention(own, paired=True, **turns)] * len(self.module.layers)
 
     def clip(self, rows: int) -> Payload:
         return {"input_values": _wave(511 + 384 * rows)}
@@ -192,34 +187,12 @@ class StreamingMoonshineEncoder(MoonshineEncoder):
     """Moonshine streaming's, whose rows see a window and know no positions. Torch computes what is before the
     convolutions. The first one is the stem, and the second one part of the program."""
 
-    stem_activation = "silu"
-    ending = Ending.STORE
+    stem_activation, ending, last_norm = "silu", Ending.STORE, "final_norm"
+    computed, packed = ("embedder.conv1", "embedder.conv2"), CausalConvolution
 
-    @property
-    def activation(self) -> str:
-        return str(self.module.config.hidden_act)
-
-    @property
-    def norm(self) -> Any:
-        return self.module.final_norm
-
-    def unknown(self) -> str | None:
-        return SpeechEncoder.unknown(self)
-
-    @property
-    def convolutions(self) -> tuple[Any, Any]:
-        return self.module.embedder.conv1, self.module.embedder.conv2
-
-    def pack_rest(self, positions: int, *, int8: bool) -> None:  # noqa: ARG002
+    def _begun(self, samples: Tensor) -> Tensor:
         own = self.module.embedder
-        own.conv1, own.conv2 = (CausalConvolution(one, int8=int8) for one in self.convolutions)
-
-    def embed(self, payload: Payload, stem: Stem) -> Tensor:
-        own = self.module.embedder
-        frames = payload["input_values"].view(-1, own.frame_len)
-        hidden = functional.silu(own.linear(own.comp(own.cmvn(frames))))
-        found: Tensor = own.conv2.windows(stem(own.conv1.windows(hidden)))
-        return found
+        return functional.silu(own.linear(own.comp(own.cmvn(samples.view(-1, own.frame_len)))))
 
     def _attentions(self, program: Program, positions: int) -> Iterable[Attention]:  # noqa: ARG002
         for layer, (left, right) in zip(self.module.layers, self.module.config.sliding_windows, strict=True):
@@ -243,10 +216,6 @@ class ConformerEncoder(SpeechEncoder):
             for feed in (layer.feed_forward1, layer.feed_forward2):
                 found += [(feed, ("linear1",)), (feed, ("linear2",))]
         return found
-
-    @property
-    def activation(self) -> str:
-        return str(self.module.config.hidden_act)
 
     def unknown(self) -> str | None:
         width = self.module.config.hidden_size
@@ -405,18 +374,16 @@ class StreamingConformerEncoder(ConformerEncoder):
 
     def embed(self, payload: Payload, stem: Stem) -> Tensor:
         features = payload["input_features"]
-        return stem(self._convolved(features[: int(payload["attention_mask"].sum())], None))
+        return self.hear_on(features[: int(payload["attention_mask"].sum())], None, stem)
 
-    def hear_on(self, features: Tensor, tails: Tails, stem: Stem) -> Tensor:
-        """Returns what `embed` returns, for whole blocks of an audio after the part with these ``tails``."""
-        return stem(self._convolved(features, tails))
-
-    def _convolved(self, features: Tensor, tails: Tails | None) -> Tensor:
+    def hear_on(self, features: Tensor, tails: Tails | None, stem: Stem) -> Tensor:
+        """Returns what `embed` returns, for whole blocks of an audio after the part with these ``tails``; ``None``: for
+        a whole audio."""
         own = self.module.subsampling
         hidden: Tensor = own.act_fn(own.conv_in(features[None, None], padding_cache=tails))
         for layer in own.layers:
             hidden = own.act_fn(layer(hidden, None, padding_cache=tails)[0])
-        return hidden[0].transpose(0, 1).flatten(1)
+        return stem(hidden[0].transpose(0, 1).flatten(1))
 
     def clip(self, rows: int) -> Payload:
         return {**ConformerEncoder.clip(self, rows), "num_lookahead_tokens": torch.tensor(self.block - 1)}
