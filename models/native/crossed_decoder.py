@@ -208,22 +208,16 @@ class CrossedDecoder:
             own = _attention(index, layer.own, *layer.linears[:2], paired=True, distances=added, **turns)
             cross = _attention(index, layer.cross, layer.linears[4], layer.keys_values[0])
             norms, asked = list(map(norm_of, layer.norms)), crossing[index % count]
-            before = [None] * len(norms) if layer.behind else norms
+            before, behind = ([None] * 3, norms) if layer.behind else (norms, [None] * 3)
             program.linear(hidden, split, inputs, Ending.STORE, norm=before[0])
             program.attend(split, attended, own)
-            program.linear(attended, hidden, out, Ending.ADD)
-            if layer.behind:
-                program.norm(hidden, hidden, norms[0])
+            program.add(attended, hidden, out, behind[0])
             program.linear(hidden, asked, queries, Ending.STORE, norm=before[1])
             program.cross(asked, attended, cross)
-            program.linear(attended, hidden, cross_out, Ending.ADD)
-            if layer.behind:
-                program.norm(hidden, hidden, norms[1])
+            program.add(attended, hidden, cross_out, behind[1])
             activation = ACTIVATIONS[layer.activation]
             program.linear(hidden, inner, widen, layer.ending, norm=before[2], activation=activation)
-            program.linear(inner, hidden, narrow, Ending.ADD)
-            if layer.behind and index < len(layers) - 1:
-                program.norm(hidden, hidden, norms[2])
+            program.add(inner, hidden, narrow, behind[2] if index < len(layers) - 1 else None)
         head = self.head.panels()
         program.norm(hidden, last, self._last_norm(layers[-1]), wanted=True)
         program.linear(last, program.buffer(head.outputs), head, Ending.STORE, wanted=True)

@@ -116,12 +116,9 @@ class Layer(Matrices):
         inputs, out, widen, narrow = self.panels()
         first, second = (None if isinstance(norm, nn.Identity) else norm_of(norm) for norm in self.norms)
         ending = Ending.GATED if self.gated else Ending.ACTIVATED
-        program.linear(hidden, split, inputs, Ending.STORE, norm=first if self.ahead else None)
+        before, behind = ((first, second), (None, None)) if self.ahead else ((None, None), (first, second))
+        program.linear(hidden, split, inputs, Ending.STORE, norm=before[0])
         program.attend_all(split, attended, attention)
-        program.linear(attended, hidden, out, Ending.ADD)
-        if first is not None and not self.ahead:
-            program.norm(hidden, hidden, first)
-        program.linear(hidden, inner, widen, ending, norm=second if self.ahead else None, activation=activation)
-        program.linear(inner, hidden, narrow, Ending.ADD)
-        if second is not None and not self.ahead and not last:
-            program.norm(hidden, hidden, second)
+        program.add(attended, hidden, out, behind[0])
+        program.linear(hidden, inner, widen, ending, norm=before[1], activation=activation)
+        program.add(inner, hidden, narrow, None if last else behind[1])

@@ -191,6 +191,13 @@ class Program:
             **told,
         )
 
+    def add(self, source: int, hidden: int, matrix: Panels, norm: Normed | None = None) -> None:
+        """Adds the product with ``matrix`` to the buffer ``hidden``, whose sum then is normalized if there is a
+        ``norm``."""
+        self.linear(source, hidden, matrix, Ending.ADD)
+        if norm is not None:
+            self.norm(hidden, hidden, norm)
+
     def route(
         self,
         source: int,
