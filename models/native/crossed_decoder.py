@@ -17,7 +17,7 @@ from torch.nn import functional
 from .layers import Matrices, joined
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL
-from .parts import is_known, norm_of, pack_joined, pack_linears, pack_words, plain, scale_of, turned, unknown_turns
+from .parts import norm_of, pack_joined, pack_linears, pack_words, plain, turned, unknown_parts
 from .program import MULTIPLE, Attention, Normed, Program
 
 MODEL_TYPES = frozenset(
@@ -131,15 +131,9 @@ class CrossedDecoder:
         if len(names) != 1 or names - _KINDS.keys():
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
         layers = list(map(_Layer.of, self.layers))
-        if layers[0].activation not in ACTIVATIONS:
-            return f"its activation is {layers[0].activation}; known: {', '.join(ACTIVATIONS)}"
-        if others := unknown_turns(base):
-            return others
         linears = [linear for layer in layers for linear in (*layer.linears, *layer.keys_values)]
-        if not all(map(is_known, [*linears, self.head])):
-            return "its linear layers are not torch's"
-        if scale_of(base.embed_tokens) is None:
-            return f"its embedding is a {type(base.embed_tokens).__name__}; known: torch's"
+        if others := unknown_parts(base, layers[0].activation, [*linears, self.head], base.embed_tokens):
+            return others
         hidden, inner = base.config.hidden_size, layers[0].linears[-1].in_features
         if hidden % MULTIPLE or (layers[0].ending is not Ending.ACTIVATED and inner % PANEL):
             return f"its widths are {hidden} and {inner}; known: multiples of {MULTIPLE}, and of {PANEL} with gates"

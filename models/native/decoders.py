@@ -25,15 +25,13 @@ from .parts import (
     are_known,
     epsilon_of,
     gain_of,
-    is_known,
     is_layer_norm,
     norm_of,
     pack_linears,
     pack_words,
     plain,
-    scale_of,
     turned,
-    unknown_turns,
+    unknown_parts,
     width_of,
 )
 from .program import MULTIPLE, Attention, Normed, Program
@@ -169,14 +167,12 @@ class CausalDecoder:
         base, config, recipe, names = self.base, self.config, self.recipe, self._kinds()
         if recipe is None or len(names) != 1 or len(self.windows) != len(list(self.layers)):
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(RECIPES))}"
-        activation, embedding = getattr(config, recipe.activation), self.module.get_input_embeddings()
-        if activation not in ACTIVATIONS:
-            return f"its activation is {activation}; known: {', '.join(ACTIVATIONS)}"
-        if others := unknown_turns(base):
-            return others
         gates = [layer.gate for layer in self.layers if layer.gate is not None]
         experts = [layer.experts for layer in self.layers if layer.experts is not None]
-        if not all(map(is_known, (*self.linears, *gates))) or not all(map(are_known, experts)):
+        parts = getattr(config, recipe.activation), (*self.linears, *gates), self.module.get_input_embeddings()
+        if others := unknown_parts(base, *parts):
+            return others
+        if not all(map(are_known, experts)):
             return "its linear layers are not torch's"
         if getattr(config, "n_group", None) not in {None, 1}:
             return "its experts are chosen by groups"
@@ -184,8 +180,6 @@ class CausalDecoder:
             return "its queries, keys and values are clipped"
         if any(len({hasattr(one, "scales") for one in group}) > 1 for layer in self.layers for group in layer.groups):
             return "its linear layers are in int8 in part"
-        if scale_of(embedding) is None:
-            return f"its embedding is a {type(embedding).__name__}; known: torch's"
         if any(norm is not None and is_layer_norm(norm) for layer in self.layers for norm in layer.head_norms):
             return "its heads have layer norms"
         last = _found(base, recipe.last_norm, None)

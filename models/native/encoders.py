@@ -21,7 +21,7 @@ from .crossed_decoder import embed
 from .layers import WHISPER, Layer, Paths
 from .library import ACTIVATIONS
 from .panels import PANEL, Panels
-from .parts import is_known, norm_of, pack_words, plain, scale_of, turned, unknown_turns
+from .parts import norm_of, pack_words, plain, turned, unknown_parts
 from .program import MULTIPLE, Attention, Places, Program
 
 MODEL_TYPES = frozenset(
@@ -123,19 +123,14 @@ class TextEncoder:
             buckets = _buckets(own, config.max_position_embeddings)
             if bool((buckets.diff() < 0).any()):  # as if max_relative_positions is below position_buckets / 2
                 return "the buckets of its distances are in no order"
-        if _activation(config) not in ACTIVATIONS:
-            return f"its activation is {_activation(config)}; known: {', '.join(ACTIVATIONS)}"
-        if others := unknown_turns(base):
+        linears = [linear for layer in layers for linear in layer.linears]
+        if others := unknown_parts(base, _activation(config), linears, self.module.get_input_embeddings()):
             return others
-        if not all(map(is_known, [linear for layer in layers for linear in layer.linears])):
-            return "its linear layers are not torch's"
         joined = [[getattr(one, name) for name in names] for layer in layers for one, names in layer.matrices]
         if len({getattr(one, "out_features", 0) or len(one.weight) for one in joined[0]}) > 1:
             return "it has fewer heads of keys than of queries"
         if any(len({hasattr(one, "scales") for one in neighbours}) > 1 for neighbours in joined):
             return "its linear layers are in int8 in part"
-        if scale_of(self.module.get_input_embeddings()) is None:
-            return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
         hidden, inner = config.hidden_size, layers[0].linears[-1].in_features
         if hidden % MULTIPLE or (layers[0].gated and inner % PANEL):
             return f"its widths are {hidden} and {inner}; known: multiples of {MULTIPLE}, and of {PANEL} with gates"

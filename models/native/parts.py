@@ -8,7 +8,7 @@ so if weights are in int8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import unwrap
 from typing import Any
 
@@ -17,6 +17,7 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .library import ACTIVATIONS
 from .panels import PANEL, Panels, filled, quantized
 from .program import Normed, Program
 
@@ -317,6 +318,18 @@ def norm_of(module: Any) -> Normed:
 def is_layer_norm(norm: Any) -> bool:
     """True if a norm subtracts the mean, false for a root mean square norm."""
     return isinstance(norm, nn.LayerNorm) or type(norm).__name__ in {"CohereLayerNorm", "Cohere2LayerNorm"}
+
+
+def unknown_parts(base: Any, activation: str, linears: Iterable[Any], embedding: Any) -> str | None:
+    """Returns the reason why the library cannot compute one of these parts of ``base``, or its rotary positions;
+    ``None``: it can."""
+    if activation not in ACTIVATIONS:
+        return f"its activation is {activation}; known: {', '.join(ACTIVATIONS)}"
+    if not all(map(is_known, linears)):
+        return "its linear layers are not torch's"
+    if scale_of(embedding) is None:
+        return f"its embedding is a {type(embedding).__name__}; known: torch's"
+    return unknown_turns(base)
 
 
 def unknown_turns(base: Any) -> str | None:
