@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from ...core.errors import InvalidRequest
-from ..checkpoints.loading import apart, load_part, place_of
+from ..checkpoints.loading import apart, load_part, stacked
 from .heard import HeardAudio, check_samples
 from .prompts import ReadItem
 
@@ -27,13 +27,12 @@ class QwenAudio(HeardAudio):
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes one batch of padded windows. The padding after each window's audio is masked, and its embeddings are
         cut off."""
-        device, dtype = place_of(module)
-        features = torch.stack([payload["input_features"] for payload in payloads]).to(device, dtype)
-        frames = torch.stack([payload["frames"] for payload in payloads]).to(device)
+        inputs = stacked(module, payloads)
+        features, frames = inputs["input_features"], inputs["frames"]
         model: Any = module.get_submodule("model")
         with torch.no_grad():
             heard, embeddings = model.audio_tower._get_feat_extract_output_lengths(frames)
-            mask = self._mask(model, heard, (features.shape[-1] - 2) // 2 + 1, dtype)
+            mask = self._mask(model, heard, (features.shape[-1] - 2) // 2 + 1, features.dtype)
             hidden = model.audio_tower(features, attention_mask=mask).last_hidden_state
             rows = model.multi_modal_projector(hidden)
         return apart([row[:length] for row, length in zip(rows, embeddings.tolist(), strict=True)])

@@ -20,16 +20,13 @@ from torch.nn import functional
 
 from ...core.errors import UnsupportedModel
 from ...core.model import Preparer
-from ..checkpoints.loading import apart, load_part, place_of
+from ..checkpoints.loading import apart, load_part, place_of, stacked
 from ..checkpoints.modules import DecoderShape, whole
 from .items import AudioItems, ItemSettings, TextItems
 from .prompts import settled
 
 Forward = tuple[nn.Module, Callable[..., Any]]
 """A module, and the function that replaces its ``forward`` during a call; see `memory.module.forwards`."""
-
-Arguments = tuple[tuple[str, torch.dtype | None], ...]
-"""The arguments of an encoder, each with its dtype; ``None``: that of the weights."""
 
 _MOST_SECONDS = 30  # the longest audio in Moonshine's training (Jeffries et al. 2024); others cut longer audio
 _FRAMES = 100  # of a spectrogram, in a second
@@ -45,7 +42,6 @@ class CrossedFamily:
     loader: str  # the class of transformers that loads it
     crossing: str = "encoder_attn"  # the name of the cross-attention module in each layer
     states: str = "key_value_states"  # the argument of these modules that is the encoder output
-    payload: Arguments = (("input_ids", torch.long),)
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         """Returns the sizes that ``config`` names for the checkpoint in ``folder``.
@@ -72,14 +68,9 @@ class CrossedFamily:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [embeddings, hidden], in
         storage of its own, without embeddings that the encoder masks.
         """
-        device, own = place_of(module)
-        batch = {
-            name: torch.stack([payload[name] for payload in payloads]).to(device, dtype or own)
-            for name, dtype in self.payload
-        }
         with torch.no_grad():
-            output = self.encoder(module)(**batch)
-        hidden, mask = output.last_hidden_state.to(own), getattr(output, "attention_mask", None)
+            output = self.encoder(module)(**stacked(module, payloads))
+        hidden, mask = output.last_hidden_state.to(place_of(module)[1]), getattr(output, "attention_mask", None)
         length = hidden.shape[1] if mask is None else int(mask[0].sum())  # equal lengths have equal masks
         return apart(list(hidden[:, :length]))
 
@@ -134,7 +125,6 @@ class Moonshine(CrossedFamily):
     padded to a multiple of some size."""
 
     loader: str = "MoonshineForConditionalGeneration"
-    payload: Arguments = (("input_values", None),)
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
@@ -196,7 +186,6 @@ class MoonshineStreaming(CrossedFamily):
     decoder adds positions of its own to the encoder output."""
 
     loader: str = "MoonshineStreamingForConditionalGeneration"
-    payload: Arguments = (("input_values", None),)
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number, encoder = partial(whole, folder, config), config.encoder_config
@@ -288,7 +277,6 @@ class Conformer(CrossedFamily):
     positions: Cohere Transcribe, Canary."""
 
     states: str = "encoder_hidden_states"
-    payload: Arguments = (("input_features", None), ("attention_mask", torch.bool))
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         encoder, number = config.encoder_config, partial(whole, folder, config.get_text_config())
@@ -324,7 +312,7 @@ class Conformer(CrossedFamily):
 
 def _features(extractor: Any, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
     read = extractor([samples], sampling_rate=extractor.sampling_rate, return_tensors="pt")
-    return {name: read[name][0] for name in ("input_features", "attention_mask")}
+    return {"input_features": read["input_features"][0], "attention_mask": read["attention_mask"][0].bool()}
 
 
 def conformer_embeddings(samples: int, *, hop: int, factor: int) -> int:

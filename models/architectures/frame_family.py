@@ -21,7 +21,7 @@ from torch.nn import functional
 from ...core.emissions import Emissions
 from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from ...core.request import EncoderItem
-from ..checkpoints.loading import apart, load_part, place_of
+from ..checkpoints.loading import apart, load_part, place_of, stacked
 from ..checkpoints.modules import DecoderShape, whole
 from .frontends import PairedDeltaMel
 from .items import AudioItems, ItemSettings
@@ -133,11 +133,7 @@ class FrameFamily:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [frames, width], in storage of
         its own, projected as the joint network reads it.
         """
-        device, own = place_of(module)
-        inputs: dict[str, Any] = {}
-        for name in payloads[0]:
-            several = torch.stack([payload[name] for payload in payloads])
-            inputs[name] = several.to(device, own if several.is_floating_point() else None)
+        inputs: dict[str, Any] = stacked(module, payloads)
         if "num_lookahead_tokens" in inputs:
             inputs["num_lookahead_tokens"] = int(inputs["num_lookahead_tokens"][0])
         model: Any = module
@@ -145,7 +141,7 @@ class FrameFamily:
             heard = (model.get_audio_features if self.predicts else model.encoder)(**inputs, output_attention_mask=True)
         rows = heard.pooler_output if self.predicts else heard.last_hidden_state
         lengths = heard.attention_mask.sum(-1).tolist()
-        return apart([row[:length] for row, length in zip(rows.to(own), lengths, strict=True)])
+        return apart([row[:length] for row, length in zip(rows.to(place_of(module)[1]), lengths, strict=True)])
 
     def ahead(self, folder: Path) -> int:
         """Returns the later frames that a frame of a causal encoder sees."""

@@ -21,7 +21,7 @@ from ...core.checks import check_characters
 from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from ...core.plan import AlignedTokens
 from ...core.request import Alignment
-from ..checkpoints.loading import TRIED, apart, load_part, place_of
+from ..checkpoints.loading import TRIED, apart, load_part, placed
 from .conversations import Rendered
 from .family import Family
 from .prompts import MediaPreparer, ReadItem
@@ -149,16 +149,12 @@ class HeardAudio(Family):
         masks leave out."""
         if self.alone and len(payloads) > 1:
             return [rows for payload in payloads for rows in self.encode(module, [payload])]
-        device, dtype = place_of(module)
         joined = {name: _joined([payload[name] for payload in payloads]) for name in payloads[0] if name != _ROWS}
         cut = [torch.split(value, _TOGETHER) for value in joined.values()]
         made: Any = module if hasattr(module, "get_audio_features") else module.base_model
         rows = list[Tensor]()
         for parts in zip(*cut, strict=True):
-            given = {
-                name: part.to(device, dtype) if part.is_floating_point() else part.to(device)
-                for name, part in zip(joined, parts, strict=True)
-            }
+            given = placed(module, dict(zip(joined, parts, strict=True)))
             with torch.no_grad():
                 rows.append(made.get_audio_features(**given, **self.options).pooler_output.flatten(0, -2))
         return apart(torch.split(torch.cat(rows), [int(payload[_ROWS]) for payload in payloads]))

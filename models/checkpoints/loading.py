@@ -192,6 +192,17 @@ def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     return weight.device, weight.dtype
 
 
+def placed(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs of a module on its device, numbers with fractions in its dtype."""
+    device, dtype = place_of(module)
+    return {name: one.to(device, dtype if one.is_floating_point() else None) for name, one in inputs.items()}
+
+
+def stacked(module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The inputs of a module for several ``payloads`` of equal shapes."""
+    return placed(module, {name: torch.stack([payload[name] for payload in payloads]) for name in payloads[0]})
+
+
 def apart(parts: Sequence[Tensor]) -> list[Tensor]:
     """Copies each tensor into storage of its own, since a view would keep the whole batch alive."""
     return [part.clone(memory_format=torch.contiguous_format) for part in parts]

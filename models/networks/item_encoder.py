@@ -15,7 +15,7 @@ from ..architectures.crossed_family import CrossedFamily
 from ..architectures.family import Family
 from ..architectures.frame_family import FrameFamily
 from ..architectures.streamed_encoder import AudioPiece, hear_on
-from ..checkpoints.loading import apart, place_of
+from ..checkpoints.loading import apart, place_of, placed
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.module import TransformerModel
 from ..memory.rows import Rows
@@ -72,7 +72,7 @@ class ItemEncoder:
             return self.family.encode(self.model.module, payloads)
         encoder, (family, module) = self._speech(), self._parts
         _, own = place_of(module)
-        clips = [encoder.embed(family.fresh(module, _of_floats(payload, own)), self._stem) for payload in payloads]
+        clips = [encoder.embed(family.fresh(module, placed(module, payload)), self._stem) for payload in payloads]
         lengths = list(map(len, clips))
         fed, every = torch.cat(clips), Rows.all_of(*lengths)
         found = self.native.step(fed.float() if fed.is_floating_point() else fed.tolist(), every).to(own)
@@ -141,8 +141,3 @@ def _next(piece: AudioPiece, state: dict[str, Any], native: Runner) -> tuple[Ten
     *_, stop = islice(piece.chunks.ends(start, piece.stop), native.rows // native.block)
     state["hops"] = stop
     return piece.features[start:stop], state["padding_cache"]
-
-
-def _of_floats(payload: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns ``payload`` with its floating-point numbers in ``dtype``."""
-    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in payload.items()}
