@@ -100,7 +100,7 @@ class CausalNetwork(Network):
         fixed = None if self.graphs is None else _fixed(feeds)
         if self.graphs is not None and fixed is not None:
             rows = self._lay_out(feeds, wanted)
-            self._enter(feeds)
+            self.paged.enter([feed.part for feed in feeds])
             logits = self.graphs.run(rows, *fixed)
             if logits is not None:  # logits of all rows
                 return logits.index_select(0, torch.tensor(rows.wanted, dtype=torch.long, device=self.device)).float()
@@ -124,11 +124,6 @@ class CausalNetwork(Network):
     def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
         """Returns the rows of the step, chunk after chunk."""
         return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
-
-    def _enter(self, feeds: Sequence[Feed]) -> None:
-        """Enters the step's pages. Only torch needs this, since the native library never reads a position before it is
-        written."""
-        self.paged.enter([feed.part for feed in feeds])
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
@@ -161,7 +156,7 @@ class CausalNetwork(Network):
         return hidden
 
     def _run(self, module: Any, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs, **options: Any) -> Any:
-        self._enter(feeds)
+        self.paged.enter([feed.part for feed in feeds])  # the library needs no such call: it reads what is written
         return module(
             inputs_embeds=self._embed(feeds, rows.starts, outputs)[None],
             position_ids=self._position_ids(feeds, rows),
