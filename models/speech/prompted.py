@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ...core.errors import CheckpointError
 from ...core.model import ModelDescription
@@ -14,7 +14,7 @@ from ...core.speech import SAMPLING, Ask, Detection, Sound, SpeechFacts
 from ..architectures.items import AudioItems
 from ..architectures.prompts import tokenize
 from ..checkpoints.loading import load_part
-from .plain import STEPS, PlainSpeech
+from .plain import PlainSpeech
 
 Prompts = Mapping[tuple[str, str, bool], tuple[int, ...]]
 """The tokens of each prompt, by the code of the language, the task and whether the text has punctuation."""
@@ -30,16 +30,13 @@ class PromptedSpeech(PlainSpeech):
 
     @facts.default
     def _facts(self) -> SpeechFacts:
-        return SpeechFacts(
-            window_samples=self.model.window_samples,
-            step_samples=self.model.sampling_rate // STEPS,
+        return evolve(
+            super()._facts(),
             most_tokens=self.model.max_positions - max(map(len, self.prompts.values())),
             languages=tuple(dict.fromkeys(language for language, _, _ in self.prompts)),
             detection=Detection.NAMED,
             tasks=tuple(dict.fromkeys(task for _, task, _ in self.prompts)),
-            begins=True,
             options=SAMPLING | {"punctuation"},
-            defaults={"beam_size": 1},
         )
 
     def prompt(self, sound: Sound, ask: Ask) -> tuple[int, ...]:  # noqa: ARG002  (see `PlainSpeech`)
