@@ -29,7 +29,6 @@ class RequestLine:
     """A request and its stage. Times are in seconds of the engine's clock."""
 
     request_id: str
-    queued_at: float
     stage: str = ""
     stage_at: float = math.nan  # the time when the stage began
     error: str = ""  # type and text of the request's failure
@@ -96,7 +95,7 @@ class Overview:
         line = self.running.get(request_id) or self.waiting.get(request_id)
         match event:
             case events.RequestQueued():
-                line = self.waiting[request_id] = RequestLine(request_id, now)
+                line = self.waiting[request_id] = RequestLine(request_id)
                 self._enter(line, QUEUED, now)
             case events.EncoderWaitOver() if line is not None and line.stage in (QUEUED, ENCODING):
                 self._enter(line, READY, now)
