@@ -79,11 +79,8 @@ class Use:
 
     async def wait(self) -> None:
         """Waits for the answer. Returns if the use is granted, and raises ``error`` if it is refused."""
-        try:
+        with tracebacks.Untraced(anyio.get_cancelled_exc_class()):
             await self.answered.wait()
-        except anyio.get_cancelled_exc_class() as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox._rest`
-            raise
         if self.error is not None:
             raise self.error
 

@@ -1,8 +1,13 @@
-"""Removal of locals from the frames of errors. The locals would keep a failed call's tensors alive."""
+"""Removal of what errors would keep alive: locals of a failed call, such as tensors, and the frames of those who
+wait."""
 
 from __future__ import annotations
 
 import traceback
+
+from attrs import define
+
+from .errors import Left
 
 _OF_PYTHON = (Exception, BaseExceptionGroup, KeyboardInterrupt, SystemExit, GeneratorExit)  # all but cancellations
 
@@ -14,6 +19,22 @@ def without(error: BaseException, kind: type[BaseException]) -> BaseException | 
         return None if isinstance(error, kind) else error
     rest = error.split(kind)[1]
     return rest.exceptions[0] if rest is not None and len(rest.exceptions) == 1 else rest
+
+
+@define(eq=False)
+class Untraced:
+    """A block that an error of ``kind``, a cancellation, leaves without its traceback. trio's frames below lead by
+    f_back to a nursery that fails, and so to the group that will hold this same error: a reference cycle, which would
+    keep the callers' frames and their requests until a collection."""
+
+    kind: type[BaseException]
+
+    def __enter__(self) -> None:
+        """Begins the block."""
+
+    def __exit__(self, *end: *Left) -> None:
+        if isinstance(end[1], self.kind):
+            end[1].__traceback__ = None
 
 
 def raise_kept(holder: object, name: str) -> None:

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field
 
+from ...core.tracebacks import Untraced
+
 _AT_ONCE = 16  # requests that begin in one turn of the event loop, so that many requests do not block it
 T = TypeVar("T")
 Operation = Callable[[], Awaitable[T]]
@@ -33,18 +35,12 @@ class _Together(Generic[T]):
     async def _one(self, index: int, scope: trio.CancelScope) -> None:
         try:
             if index > 0 and self.begun is not None:
-                await self._wait(self.begun)
+                with Untraced(trio.Cancelled):
+                    await self.begun.wait()
             self.results[index] = await self.operations[index]()
         except Exception as error:  # noqa: BLE001  (raised by `run_together`, as it is)
             self.error = self.error or error
             scope.cancel()
-
-    async def _wait(self, begun: trio.Event) -> None:
-        try:
-            await begun.wait()
-        except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox._rest`
-            raise
 
 
 async def run_together(operations: Sequence[Operation[T]], begun: trio.Event | None = None) -> list[T]:

@@ -11,6 +11,7 @@ from attrs import define, field
 
 from ...core.errors import Overloaded
 from ...core.order import order_of
+from ...core.tracebacks import Untraced
 
 _Waiter = tuple[int, int, trio.lowlevel.Task]  # order, arrival, the waiting task
 
@@ -40,7 +41,7 @@ class Door:
     async def enter(self, priority: int) -> None:
         """Waits for a place and takes it. The caller gives the place back with `leave`. A caller that is cancelled has
         no place."""
-        try:
+        with Untraced(trio.Cancelled):
             await trio.lowlevel.checkpoint_if_cancelled()
             arrival = next(self._arrivals)
             if self.free:
@@ -48,9 +49,6 @@ class Door:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             else:
                 await self._wait(order_of(priority, arrival), arrival)
-        except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox._rest`
-            raise
 
     def enter_nowait(self) -> None:
         """Takes a place if one is free.

@@ -21,6 +21,7 @@ from attrs import frozen
 from ...core.checks import check_characters
 from ...core.errors import ContextLengthExceeded
 from ...core.model import ModelDescription
+from ...core.tracebacks import Untraced
 from .threads import run_in_thread
 
 PIECE = 20_000  # characters: some milliseconds
@@ -46,11 +47,8 @@ async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.C
     """
     if not short:
         return await run_in_thread(partial(work, IN_THREAD), limiter=reading)
-    try:
+    with Untraced(trio.Cancelled):
         await reading.acquire()
-    except trio.Cancelled as cancelled:
-        cancelled.__traceback__ = None  # see `Mailbox._rest`
-        raise
     try:
         return work(NEVER)
     finally:

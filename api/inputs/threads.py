@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field
 
-from ...core.tracebacks import clear_frames
+from ...core.tracebacks import Untraced, clear_frames
 
 _Result = TypeVar("_Result")
 
@@ -33,11 +33,8 @@ async def run_in_thread(
         return work()
     call = _Call(work)
     del work
-    try:
+    with Untraced(trio.Cancelled):
         await trio.to_thread.run_sync(call.run, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-    except trio.Cancelled as cancelled:
-        cancelled.__traceback__ = None  # see `Mailbox.wait`
-        raise
     if call.errors:
         raise call.errors.pop()
     return call.results.pop()

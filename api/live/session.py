@@ -26,7 +26,7 @@ from attrs import define, field
 
 from ...actors.process import Process
 from ...core.errors import EngineStateError, InvalidRequest
-from ...core.tracebacks import raise_kept
+from ...core.tracebacks import Untraced, raise_kept
 from ..inputs.audio import new_resampler
 from ..inputs.recording import HeldSamples
 from ..inputs.sources import ArraySource, Samples, array_source, check_values, type_name
@@ -152,11 +152,8 @@ class _Bell:
         self._rung = trio.Event()
 
     async def wait(self) -> None:
-        try:
+        with Untraced(trio.Cancelled):
             await self._rung.wait()
-        except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # as in `Mailbox.wait`
-            raise
 
 
 class LiveTranscription:

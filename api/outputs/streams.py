@@ -17,6 +17,7 @@ from ...core.errors import EngineClosed, EngineStateError, Left
 from ...core.plan import SampledToken
 from ...core.request import FinishReason
 from ...core.timings import Timings
+from ...core.tracebacks import Untraced
 from .results import Delta
 from .text import Output
 
@@ -93,16 +94,11 @@ class Mailbox:
 
     async def _rest(self, sleepers: list[trio.lowlevel.Task] | None) -> None:
         self._process.check()
-        try:
+        with Untraced(trio.Cancelled):
             if self.ended or sleepers is None:
                 await trio.lowlevel.checkpoint()
             else:
                 await _sleep(sleepers)
-        except trio.Cancelled as cancelled:
-            # trio's frames below lead by f_back to a nursery that fails, and so to the group that will hold this same
-            # error: a reference cycle, which would keep the callers' frames and their requests until a collection
-            cancelled.__traceback__ = None
-            raise
 
     def take_end(self) -> FinishReason:
         """Returns the reason for which the request has ended. Call it once.
