@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import InvalidRequest, RequestTooLarge, UnsupportedImage
+from .sources import read_all
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -168,15 +169,5 @@ def _read(source: Any) -> tuple[bytes, str]:
         except (OSError, ValueError, RuntimeError) as error:  # a null character; an unknown ~user
             raise InvalidRequest(f"{source} cannot be read ({error}); allowed: a readable image file") from error
     if hasattr(source, "read"):
-        try:
-            data = source.read()
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(
-                f"the image file cannot be read ({error}); give a file that is open for reading"
-            ) from error
-        if isinstance(data, bytes):
-            return data, "the image file"
-        raise InvalidRequest(
-            f"the image file returned {type(data).__name__}; allowed: bytes. Open it in binary mode: open(path, 'rb')"
-        )
+        return read_all(source, "the image file"), "the image file"
     raise InvalidRequest(f"an image has the type {type(source).__name__}; allowed: {_KINDS}")

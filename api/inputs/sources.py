@@ -187,11 +187,12 @@ def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
         name = source.name if isinstance(source, NamedPath) else repr(os.fspath(source))
         with _open_path(source, name) as file:
             is_seekable = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            yield file if is_seekable else BytesFile(_read_all(file)), name
+            yield file if is_seekable else BytesFile(read_all(file, name)), name
     elif isinstance(source, bytes | bytearray | memoryview):
         yield BytesFile(source), "the file"
     elif hasattr(source, "read"):
-        yield BytesFile(_read_all(source)), "the audio file object"
+        name = "the audio file object"
+        yield BytesFile(read_all(source, name)), name
     else:
         raise InvalidRequest(f"audio has the type {type_name(source)}; allowed: {_ALLOWED}")
 
@@ -206,24 +207,25 @@ def _open_path(source: str | os.PathLike[str], name: str) -> IO[bytes]:
         raise InvalidRequest(f"the path {name} cannot be opened ({error}); allowed: a readable audio file") from error
 
 
-def _read_all(file: Any) -> bytes:
+def read_all(file: Any, name: str) -> bytes:
+    """Returns what a file object that messages call ``name`` has from its position to its end.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is no binary file.
+    """
     try:
         data = file.read()
     except (OSError, ValueError) as error:
-        raise InvalidRequest(
-            f"the audio file object cannot be read ({error}); give a file that is open for reading"
-        ) from error
+        raise InvalidRequest(f"{name} cannot be read ({error}); give a file that is open for reading") from error
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     if hasattr(data, "__await__"):
         if hasattr(data, "close"):
             data.close()
         raise InvalidRequest(
-            "the file object is asynchronous; allowed: a plain binary file. Or await its read(), and give the bytes"
+            f"{name} is asynchronous; allowed: a plain binary file. Or await its read(), and give the bytes"
         )
-    raise InvalidRequest(
-        f"the file object returned {type_name(data)}; allowed: bytes. Open it in binary mode: open(path, 'rb')"
-    )
+    raise InvalidRequest(f"{name} returned {type_name(data)}; allowed: bytes. Open it in binary mode: open(path, 'rb')")
 
 
 def type_name(value: object) -> str:
