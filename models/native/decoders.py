@@ -140,7 +140,8 @@ class CausalDecoder:
     @property
     def recipe(self) -> Recipe | None:
         """The recipe of the layers; ``None``: they are unknown."""
-        found = [recipe for kind, recipe in RECIPES.items() if kind in self._kinds()]
+        kinds = self._kinds()
+        found = [recipe for kind, recipe in RECIPES.items() if kind in kinds]
         return found[0] if len(found) == 1 else None
 
     def _kinds(self) -> set[str]:
