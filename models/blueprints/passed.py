@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -48,18 +49,23 @@ def comparison_key(
     device, the dtype, the further values ``computed``, the machine, and the code of the models."""
     import transformers
 
-    models = Path(__file__).parents[1]
-    sources = hashlib.sha256()
-    for path in sorted((*models.rglob("*.py"), *models.rglob("*.so"))):  # includes the native library
-        sources.update(f"{path.relative_to(models)}".encode() + path.read_bytes())
     depends = {
         "checkpoint": (dict(stamps), fingerprint),
         "device": (str(device), torch.cuda.get_device_name(device) if device.type == "cuda" else ""),
         "computed": (str(dtype), *map(str, computed)),
         "machine": machine_name(),
-        "code": (transformers.__version__, sources.hexdigest()),
+        "code": (transformers.__version__, _sources()),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+
+
+@cache  # a process runs what it has loaded
+def _sources() -> str:
+    """Returns a hash of the code of the models, with the native library."""
+    models, sources = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted((*models.rglob("*.py"), *models.rglob("*.so"))):
+        sources.update(f"{path.relative_to(models)}".encode() + path.read_bytes())
+    return sources.hexdigest()
 
 
 def machine_name() -> str:

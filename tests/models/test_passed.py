@@ -10,7 +10,7 @@ from attrs import evolve
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import UnsupportedModel
-from triolet.models.blueprints import blueprint
+from triolet.models.blueprints import blueprint, passed
 from triolet.models.blueprints.passed import PassedComparisons, comparison_key
 from triolet.models.executor import TorchExecutor
 from triolet.models.machine.cache import CacheFile
@@ -67,10 +67,10 @@ def test_what_was_refused_is_tried_again(tmp_path):
     for _ in range(2):
         with pytest.raises(UnsupportedModel):
             passed_ones.once("key", refuse)
-    passed = []
-    passed_ones.once("key", lambda: passed.append(1))
-    passed_ones.once("key", lambda: passed.append(2))
-    assert passed == [1]
+    called = []
+    passed_ones.once("key", lambda: called.append(1))
+    passed_ones.once("key", lambda: called.append(2))
+    assert called == [1]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"passed": 7}'])
@@ -98,5 +98,7 @@ def test_a_key_is_of_all_that_matters(monkeypatch):
     monkeypatch.setattr("transformers.__version__", "99")
     keys.append(comparison_key(*base))
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: b"other code")
+    passed._sources.cache_clear()
     keys.append(comparison_key(*base))
+    passed._sources.cache_clear()
     assert len(set(keys)) == 9
