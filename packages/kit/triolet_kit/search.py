@@ -244,7 +244,7 @@ def _collector_at_rest() -> Iterator[None]:
     """Hides the present objects from the garbage collector. So an engine that collects in each workload does not scan
     the process's modules each time. A process that has frozen objects of its own is left alone.
     """
-    if gc.get_freeze_count():
+    if _has_frozen():
         yield
         return
     gc.collect()
@@ -253,3 +253,10 @@ def _collector_at_rest() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _has_frozen() -> bool:
+    """Whether the process has frozen objects. `gc.get_freeze_count` looks at each of them, which takes longer than a
+    search does; so the names of this module are looked for first, among the objects that are not frozen."""
+    ours = globals()
+    return all(one is not ours for one in gc.get_objects()) or gc.get_freeze_count() > 0
