@@ -88,8 +88,6 @@ class GpuRunner:
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
     _asleep: bool = field(default=False, init=False)
-    _frees_lock: bool = field(default=False, init=False)  # whether the model frees Python's lock while it computes
-    _reading: set[int] = field(factory=set, init=False)  # the sequences in progress that sample no tokens
 
     def __attrs_post_init__(self) -> None:
         self._ended, self._ends = trio.open_memory_channel[Ended | None](math.inf)
@@ -143,7 +141,6 @@ class GpuRunner:
         if ended.error is not None:
             raise ended.error
         assert isinstance(ended.value, ModelDescription), "an executor describes its model when it opens"
-        self._frees_lock = ended.value.native
         return ended.value
 
     def _deliver(self, ended: Ended) -> None:
@@ -230,7 +227,6 @@ class GpuRunner:
             if pause is None:
                 raise error
             self._generation += 1
-            self._reading.clear()
             self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
             await trio.sleep(pause)
         ended = await self._run(Job.RESET, partial(self._call, self._opened().reset))
@@ -265,7 +261,6 @@ class GpuRunner:
         async for message in self.steps:
             if isinstance(message, m.Sleep):
                 self._generation += 1  # older messages are dropped: their senders did not know of the sleep
-                self._reading.clear()  # after the sleep, sequences start anew under new ids
             self._begin(message)
 
     async def _encode_lane(self) -> None:
@@ -295,7 +290,7 @@ class GpuRunner:
             case m.Step() | m.Encode() | m.Free() if message.generation != self._generation:
                 return  # the sender will hear of the restart, and then send again what it still needs
             case m.Step(plan):
-                self._submit(Job.STEP, self._step, plan, frees_lock=self._samples_alone(plan))
+                self._submit(Job.STEP, self._step, plan)
             case m.Encode(items):
                 self._submit(Job.ENCODE, partial(self._call, executor.encode), items)
             case m.Free(keys):
@@ -309,18 +304,10 @@ class GpuRunner:
                 assert_never(message)
         self._begun.append(message)
 
-    def _samples_alone(self, plan: StepPlan) -> bool:
-        """Notes the sequences that start and end. True if all sequences of the step sample tokens. If one samples none,
-        torch computes at least what follows the layers.
-        """
-        self._reading.difference_update(plan.ended)
-        self._reading.update(start.sequence_id for start in plan.started if start.reads_only)
-        return self._reading.isdisjoint([part.sequence_id for part in plan.chunks])
-
-    def _submit(self, job: Job, call: Call, *args: object, frees_lock: bool = True) -> None:
+    def _submit(self, job: Job, call: Call, *args: object) -> None:
         """Submits a call to the worker. Python switches quickly between threads until the call has ended or is
-        abandoned. The interval stays as it is if both the call and the model free Python's lock while they compute."""
-        if self.config.switch_interval == "short" and not (self._frees_lock and frees_lock):
+        abandoned."""
+        if self.config.switch_interval == "short":
             self.worker.switch_interval.begin(self)
             call = partial(self._until_ended, call)
         self.worker.submit(job, call, *args)

@@ -126,8 +126,7 @@ class EngineConfig:
         switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole
             process (`sys.setswitchinterval`). ``"short"``: 0.1 ms while the device works for an engine, and the
             program's own value otherwise. So the engine goes on beside such a thread, which then computes more slowly.
-            Steps that the native library computes alone do not change the interval. ``"kept"``: the interval is never
-            changed.
+            ``"kept"``: the interval is never changed.
         max_running: the largest number of sequences decoded together.
         max_pending: the largest number of requests that are accepted and have not ended. Beyond it ``submit`` waits, or
             raises `Overloaded`.

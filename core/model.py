@@ -229,4 +229,3 @@ class ModelDescription:
     aligner: TextAligner | None = field(default=None, repr=False, eq=False)  # None: the model aligns no texts
     diarizer: FrameDiarizer | None = field(default=None, repr=False, eq=False)  # None: the model finds no speakers
     generation: GenerationRules | None = None  # only encoder-decoders other than Whisper have them
-    native: bool = False  # the native library computes all of its layers, and Python's lock is free meanwhile

@@ -133,9 +133,7 @@ class TorchExecutor:
                 blueprint.prove(network)
             if blueprint.positions < blueprint.decoder.positions:
                 logging.getLogger("triolet").info("%s", blueprint.context())
-            description = evolve(
-                blueprint.describe(str(self.model)), structures=self._grammars, native=network.is_native
-            )
+            description = evolve(blueprint.describe(str(self.model)), structures=self._grammars)
         self._blueprint = blueprint
         return description
 

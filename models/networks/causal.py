@@ -68,12 +68,6 @@ class CausalNetwork(Network):
         """The module that uses our attention. Other parts of the model, which encode, keep their own attention."""
         return self.model.module if self.family is None else self.family.text(self.model.module)
 
-    @property
-    def is_native(self) -> bool:
-        """True if the native library computes all layers; false for multimodal models, since torch computes their
-        encoder."""
-        return self.native is not None and self.family is None
-
     def attach(self, implementation: str | None = None) -> None:
         """Sets the decoder's attention to ours, or to another ``implementation``."""
         if implementation is None:

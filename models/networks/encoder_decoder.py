@@ -64,10 +64,6 @@ class EncoderDecoderNetwork(CrossedNetwork):
         """The module that uses our attention."""
         return self.model.module.get_decoder()
 
-    @property
-    def is_native(self) -> bool:
-        return self.native is not None and self.items.native is not None
-
     def attach(self, implementation: str | None = None) -> None:
         """Sets the decoder's attention to ours, or to another ``implementation``."""
         if implementation is None:

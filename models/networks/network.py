@@ -109,11 +109,6 @@ class Network:
     native: Runner | None = None
     """The native library, which computes steps and chooses tokens; ``None``: torch computes."""
 
-    @property
-    def is_native(self) -> bool:
-        """True if the native library computes all layers."""
-        return self.native is not None
-
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         """Returns the encoder outputs of ``jobs``, each [embeddings, width], in storage of its own.
 

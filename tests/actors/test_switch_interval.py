@@ -9,16 +9,12 @@ import threading
 
 import pytest
 import trio
-from attrs import evolve
 
 from triolet import Engine, EngineConfig
 from triolet.actors.switch_interval import SHORT, SWITCH_INTERVAL, SwitchInterval
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.core.errors import EngineTeardownError
-from triolet.core.request import Alignment
-from triolet_testing.clients import Client, request_of
 from triolet_testing.sim import SimExecutor, SimInterpreter
-from triolet_testing.sim_model import SimModel
 
 from .shared import ask
 
@@ -85,37 +81,6 @@ def test_it_is_short_in_every_call_unless_it_is_kept_and_the_users_when_the_bloc
     trio.run(main)
     assert set(held.seen) == {within}
     assert held.interpreter.microseconds == 5000
-
-
-def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
-    """But while it is opened, and while somebody has a prompt read by torch."""
-    opened = SimExecutor.open
-    monkeypatch.setattr(SimExecutor, "open", lambda executor: evolve(opened(executor), native=True))
-    held = Held(Job.STEP)
-    held.let_go.set()
-
-    async def main() -> None:
-        async with held.engine:
-            await ask(held.engine, 1)
-
-    trio.run(main)
-    assert held.seen[0] == OURS
-    assert set(held.seen[1:]) == {5000}
-    asked = Held(Job.STEP)
-    asked.let_go.set()
-
-    async def ask_for_more() -> None:
-        async with asked.engine:
-            request = request_of(Client(alignment=Alignment(start=1, frames=3)), SimModel(), "times")
-            async with asked.engine.inside._submitted(request, trio.current_time(), wait=True) as mailbox:
-                await mailbox.wait_end()
-            mailbox.take_end()
-            before = len(asked.seen)
-            await ask(asked.engine, 2)
-            assert set(asked.seen[before:]) == {5000}
-
-    trio.run(ask_for_more)
-    assert OURS in asked.seen[1:]
 
 
 def test_it_is_short_within_a_block_and_in_calls_beside_it():

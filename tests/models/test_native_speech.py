@@ -366,11 +366,9 @@ def test_an_audio_whose_state_is_lost_is_heard_from_its_beginning(opens: Any, fo
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_an_encoder_is_computed_where_its_decoder_is_unknown(changed: Any, opens: Any, quantization: Any) -> None:
     """In int8 the matrices of that decoder are quantized all the same."""
-    executor, description = opens(
-        changed("moonshine", decoder_hidden_act="mish"), small_config(quantization=quantization)
-    )
-    assert not description.native
+    executor, _ = opens(changed("moonshine", decoder_hidden_act="mish"), small_config(quantization=quantization))
     network = executor._open.parts.network
+    assert network.native is None
     assert network.items.native is not None
     weight = network.decoder.layers[0].mlp.fc1.weight
     assert weight.dtype == (torch.float32 if quantization is None else torch.int8)

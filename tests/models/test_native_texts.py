@@ -183,7 +183,7 @@ def as_checkpoint(model: Any, folder: Any) -> Any:
 def test_vectors_of_an_engine_equal_transformers(open_driver: Any, tmp_path: Any, name: str, kind: Any) -> None:
     """Beside others and alone, to the same bits."""
     driver = open_driver(as_checkpoint(encoder_of(name), tmp_path))
-    assert driver.description.native
+    assert driver.executor._open.parts.network.native is not None
     jobs = [Job(prompt=noise(length, length), pooling=Pooling(kind=kind)) for length in LENGTHS]
     for job, result in zip(jobs, driver.run(*jobs), strict=True):
         with torch.inference_mode():
@@ -202,7 +202,7 @@ def test_scores_of_a_cross_encoder_equal_transformers(
     model = encoder_of(name, "ForSequenceClassification", num_labels=3)
     typed = getattr(model.config, "type_vocab_size", 0) > 1 and name not in {"DistilBert", "MPNet"}
     driver = open_driver(as_checkpoint(model, tmp_path), quantization=quantization)
-    assert driver.description.native
+    assert driver.executor._open.parts.network.native is not None
     pooling = [Pooling(kind="classify", second=length // 3 if typed and length > 9 else None) for length in LENGTHS]
     jobs = [Job(prompt=noise(len_, len_), pooling=one) for len_, one in zip(LENGTHS, pooling, strict=True)]
     for job, result in zip(jobs, driver.run(*jobs), strict=True):

@@ -86,9 +86,9 @@ def test_an_engine_encodes_items_together_as_alone(
 def test_a_tower_is_computed_where_the_decoder_is_unknown(changed: Any, opens: Any, opened: Opened) -> None:
     text = opened("llava").config.to_dict()["text_config"]
     path = changed("llava", text_config={**text, "hidden_act": "mish"})
-    executor, description = opens(path, small_config(quantization="int8"))
+    executor, _ = opens(path, small_config(quantization="int8"))
     module = executor._open.parts.model.module
-    assert not description.native
+    assert executor._open.parts.network.native is None
     assert known(module).packed
     assert module.model.language_model.layers[0].mlp.up_proj.weight.dtype == torch.int8
 
