@@ -47,6 +47,8 @@ class SamplingArguments(TypedDict, total=False):
     length_penalty: float
     patience: float | None
     skip_special_tokens: bool | None
+    max_reasoning_tokens: int | None
+    reasoning_effort: str | None
 
 
 class GenerateArguments(SamplingArguments, total=False):

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 
 from .aligning import TextAligner
 from .diarizing import FrameDiarizer
+from .reasoning import Reasoning
 from .request import EncoderItem, LogitRules, Pooling, Structure
 from .speech import SpeechModel
 from .tools import Tool
@@ -86,10 +87,12 @@ class Kind(enum.Enum):
 
 @frozen(kw_only=True)
 class Prepared:
-    """A prompt as the model reads it: its tokens, and the encoder items placed among them."""
+    """A prompt as the model reads it: its tokens, and the encoder items placed among them. ``reasoning``: how the
+    answer to a conversation may begin."""
 
     token_ids: tuple[int, ...]
     items: tuple[EncoderItem, ...] = ()
+    reasoning: Reasoning | None = None
 
 
 class Preparer(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from .reasoning import Reasoning
 from .request import Alignment, LogitRules, Placeholder, Pooling, Probe, SamplingParams
 
 
@@ -28,6 +29,7 @@ class SequenceStart:
     max_tokens: int = 1  # most tokens after the prompt; only a beam search uses this and ``stops``
     stops: frozenset[int] = frozenset()  # tokens that end the sequence
     alignment: Alignment | None = None
+    reasoning: Reasoning | None = None
 
     @property
     def reads_only(self) -> bool:

@@ -32,6 +32,7 @@ from .checks import (
     shown,
 )
 from .errors import InvalidRequest
+from .reasoning import Reasoning
 
 
 class FinishReason(enum.Enum):
@@ -66,6 +67,8 @@ ELSEWHERE = {
     "response_format": "structure",
     "sampling_params": "sampling",
     "stop_strings": "stop",
+    "thinking_budget": "max_reasoning_tokens",
+    "thinking_token_budget": "max_reasoning_tokens",
     "tool_choice": "structure",
     "top_logprobs": "logprobs",
 }
@@ -102,6 +105,7 @@ def _grammar_text(value: Any) -> str:
 
 
 POOLINGS = ("mean", "cls", "last", "classify")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 
@@ -225,6 +229,11 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text. False: write them as the vocabulary spells
             them, except for the one that ends the text. ``None``: True, except for those special tokens that mark
             the calls of a request with tools.
+        max_reasoning_tokens: the largest number of tokens of reasoning, in conversations whose chat template marks it.
+            Then the model must write the closing mark, and goes on with its answer. ``None``: no limit of its own.
+        reasoning_effort: how much a model reasons in a conversation, by OpenAI's words: ``"none"``, ``"minimal"``,
+            ``"low"``, ``"medium"``, ``"high"``, ``"xhigh"`` or ``"max"``. The chat template is told, as far as it reads
+            it; if it reads no effort, the words are shares of ``max_tokens``. ``None``: the template's own way.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -255,6 +264,8 @@ class SamplingParams:
         None, number(0, 1000, above=True).or_none("search until no beam can become better")
     )
     skip_special_tokens: bool | None = checked(None, flag().or_none("True, but for marks of tool calls"))
+    max_reasoning_tokens: int | None = checked(None, integer(0, _MOST_TOKENS).or_none("no limit of its own"))
+    reasoning_effort: str | None = checked(None, one_of(*EFFORTS).or_none("the chat template's own way"))
 
     def __attrs_post_init__(self) -> None:
         settle(self)
@@ -457,6 +468,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     rules: LogitRules = LogitRules()
     calls: bool = False  # it has tools: marks of calls are part of its text, unless its sampling says otherwise
+    reasoning: Reasoning | None = None  # None: all that it writes is the answer
     probe: Probe | None = None
     pooling: Pooling | None = None
     alignment: Alignment | None = None

@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -22,9 +22,11 @@ from attrs import define, evolve, field, frozen
 
 from ..core.beam_pages import Copy
 from ..core.config import EngineConfig
+from ..core.detokenizer import TokenBytes
 from ..core.errors import CheckpointError, EncodeFailed
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, SampledToken, StepPlan, StepResult
+from ..core.reasoning import Track
 from ..core.request import EncoderItem
 from ..core.tracebacks import clear_frames
 from .blueprints.blueprint import Blueprint, Parts
@@ -74,6 +76,7 @@ class _Open:
     grammars: Grammars
     sampler: Sampler
     proposer: LookupProposer | None
+    token_bytes: Callable[[], TokenBytes]
 
 
 @define(eq=False)
@@ -198,6 +201,7 @@ class TorchExecutor:
             grammars=grammars,
             sampler=sampler,
             proposer=None if speculation is None else LookupProposer(match=speculation.match),
+            token_bytes=cache(lambda: TokenBytes(tokenizer())),
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors {forgotten} have no owner: whoever holds them is to be own()ed"
@@ -307,8 +311,11 @@ class TorchExecutor:
     def _run(self, now: _Open, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
-            guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
-            record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
+            track = None if start.reasoning is None else Track(start.reasoning, now.token_bytes())
+            committed = start.token_ids[start.prompt_length :]
+            begin = 0 if track is None else track.at(committed).answer  # None: the structure holds from later on
+            guide = now.grammars.guide(start.sampling.structure, () if begin is None else committed[begin:])
+            record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide, track)
             if start.sampling.beam_size > 1 and not start.reads_only:
                 record.search = Search.of(start, self.config.page_size)
             now.parts.network.start(record)

@@ -41,5 +41,9 @@ class LookupProposer:
 
 
 def clipped(record: Record, proposed: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the leading tokens of ``proposed`` that the sequence's structured output allows."""
-    return proposed if record.guide is None else proposed[: record.guide.valid(record.generated, proposed)]
+    """Returns the leading tokens of ``proposed`` that the sequence's structured output allows. It allows all before the
+    answer."""
+    if record.guide is None:
+        return proposed
+    begin = 0 if record.track is None else record.track.at(record.generated).answer
+    return proposed if begin is None else proposed[: record.guide.valid(record.generated[begin:], proposed)]

@@ -173,6 +173,8 @@ def _line_of(parts: Sequence[Delta], params: SamplingParams, out: TextIO) -> str
         "text": "".join(part.text for part in parts),
         "tokens": [token for part in parts for token in part.token_ids],
     }
+    if reasoning := "".join(part.reasoning for part in parts):
+        told["reasoning"] = reasoning
     if params.logprobs is not None:
         told["logprobs"] = [logprob for part in parts for logprob in part.logprobs]
         told["top_logprobs"] = [top for part in parts for top in part.top_logprobs or ()]

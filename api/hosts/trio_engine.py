@@ -17,6 +17,7 @@ from ...actors.statistics import EngineStatistics
 from ...actors.switch_interval import shortened_by
 from ...core.checks import flag
 from ...core.config import EngineConfig
+from ...core.detokenizer import TextDeltas, TokenBytes
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest, Left
 from ...core.events import error_text
 from ...core.model import ModelDescription
@@ -37,7 +38,6 @@ from ..inputs.vectors import (
 )
 from ..live.options import LiveOptions
 from ..live.session import LiveSession, LiveTranscription
-from ..outputs.detokenizer import TextDeltas, TokenBytes
 from ..outputs.results import Completion, Transcript, Turn, Word
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, completion_of, output_of, sampled_of

@@ -26,6 +26,7 @@ from .compiling import Compiler
 from .images import ImageSource, load_image
 from .lengths import Limit, Pause, read_texts
 from .messages import Conversation, Message
+from .reasoning import options_of, reasoning_of, with_budget
 from .sources import INLINE_SAMPLES, is_pair
 from .threads import run_in_thread
 
@@ -104,6 +105,7 @@ async def build_request(
         items=prepared.items,
         sampling=sampling if structure is None else evolve(sampling, structure=structure),
         calls=bool(query.tools),
+        reasoning=with_budget(prepared.reasoning, sampling, _template_of(description), max_tokens),
         rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
         max_tokens=max_tokens,
         priority=priority,
@@ -257,10 +259,14 @@ def _read(
     pause: Pause,
 ) -> Prepared:
     prompt: str | Sequence[int]
+    reasoning = None
     if query.messages is not None:
         pause()
         placed = bool(query.images) or query.audio is not None  # beside the messages, whose texts say where
-        prompt = preparer.render(messages, tools=query.tools, options=query.template_options, placed=placed)
+        template, effort = preparer.tool_template, query.sampling.reasoning_effort
+        options = options_of(template, effort, query.template_options or {})
+        prompt = preparer.render(messages, tools=query.tools, options=options, placed=placed)
+        reasoning = reasoning_of(template, description.tokenizer, prompt, messages, options)
         pause()
     elif query.prompt is not None:
         prompt = query.prompt
@@ -269,7 +275,11 @@ def _read(
     if isinstance(prompt, str):
         named = "a prompt" if query.messages is None else "a conversation"
         Limit.of_prompts(description).check_count(named, prompt, pause)
-    return preparer.prepare(prompt, images=images, audio=audio)
+    return evolve(preparer.prepare(prompt, images=images, audio=audio), reasoning=reasoning)
+
+
+def _template_of(description: ModelDescription) -> str:
+    return "" if description.preparer is None else description.preparer.tool_template
 
 
 def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:

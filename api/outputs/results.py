@@ -14,10 +14,12 @@ _MOST_TOLD = 8  # spans in one warning
 
 @frozen(kw_only=True)
 class Usage:
-    """The numbers of tokens that one request read and wrote, and its seed, which reproduces the sampled tokens."""
+    """The numbers of tokens that one request read and wrote, and its seed, which reproduces the sampled tokens.
+    ``reasoning_tokens`` of the tokens that it wrote come before its answer, marks included."""
 
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
     seed: int | None = field(default=None, eq=False)
 
 
@@ -28,6 +30,7 @@ TopLogprobs = tuple[tuple[int, float], ...]  # (token, natural log-probability),
 class Completion:
     """The whole output of one request.
 
+    ``text`` is the answer, and ``reasoning`` what the model wrote before it between the marks of its chat template.
     ``text`` ends before a stop string. ``token_ids`` holds the generated tokens without the end-of-text or stop token.
     If a stop string ended the text, the last of ``token_ids`` is the token that made the end certain. ``logprobs``
     holds each token's natural log-probability after all rules and penalties, before the temperature. ``top_logprobs``
@@ -54,13 +57,16 @@ class Completion:
     prompt_logprobs: tuple[tuple[float, TopLogprobs], ...] | None = None
     score: float | None = None
     timings: Timings | None = field(default=None, eq=False)
+    reasoning: str = ""
 
 
 @frozen(kw_only=True)
 class Delta:
     """The output of a streaming request since its last delta.
 
-    ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs``,
+    ``text`` is ``""`` while a character is incomplete, while the text may begin a stop string, and before the answer,
+    where the delta has ``reasoning``. The first ``reasoning_tokens`` of ``token_ids`` come before the answer. While the
+    first tokens of an output may be the opening mark, they wait for the delta that decides it. ``logprobs``,
     ``top_logprobs`` and ``frames`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` are set
     only in the last delta, which may have no tokens. A beam search has a single delta, at its end. The first delta has
     ``prompt_logprobs``, as in `Completion`.
@@ -74,6 +80,8 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     prompt_logprobs: tuple[tuple[float, TopLogprobs], ...] | None = None
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
 
 @frozen(kw_only=True)

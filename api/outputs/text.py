@@ -11,11 +11,12 @@ from typing import Any
 
 from attrs import define, evolve, field
 
+from ...core.detokenizer import TextDeltas
 from ...core.errors import InvalidRequest
 from ...core.plan import Hypothesis, SampledToken
+from ...core.reasoning import Reasoning, Split, Stage, overlap
 from ...core.request import FinishReason, Request
 from ...core.tracebacks import raise_kept
-from .detokenizer import TextDeltas
 from .results import Completion, Delta, Usage
 
 
@@ -70,13 +71,53 @@ class StopStrings:
         """The place from which on text must be held back, since the rest of ``text`` may become a stop string; the end
         of ``text`` if nothing must be.
         """
-        return len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
+        return len(text) - max((overlap(text, stop) for stop in self.stops), default=0)
 
 
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` that is a beginning of ``stop``, but not all of ``stop``."""
-    longest = min(len(text), len(stop) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
+@define(eq=False)
+class PartedText:
+    """The text of tokens as they come, divided into reasoning and answer. Without ``reasoning`` all is the answer, and
+    without ``texts`` there is no text."""
+
+    _texts: TextDeltas | None
+    _reasoning: Reasoning | None
+    _split: Split | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._split = None if self._reasoning is None else Split(self._reasoning, self._reasoning.stage)
+
+    @property
+    def is_undecided(self) -> bool:
+        """True if all tokens so far may be the beginning of a mark."""
+        return self._split is not None and self._split.stage is Stage.UNDECIDED
+
+    @property
+    def before(self) -> int:
+        """The number of tokens before the answer."""
+        return 0 if self._split is None else self._split.before
+
+    def add(self, token: int) -> tuple[str, str]:
+        """Adds a token. Returns the reasoning and the answer that are certain now."""
+        if self._texts is None or self._split is None or self._split.stage is Stage.ANSWERS:
+            return "", "" if self._texts is None else self._texts.add(token)
+        mark = None if self._split.answer is not None else dict(self._split.reasoning.spelled).get(token)
+        text = self._texts.add(token) if mark is None else self._texts.rest() + mark
+        self._split, thought, answer = self._split.add(text)
+        return thought, answer
+
+    def rest(self) -> tuple[str, str]:
+        """Returns the reasoning and the answer that were held back when the request has ended."""
+        text = "" if self._texts is None else self._texts.rest()
+        if self._split is None:
+            return "", text
+        split, thought, answer = self._split.add(text)
+        held, last = split.rest()
+        return thought + held, answer + last
+
+    def whole(self, token_ids: Sequence[int]) -> tuple[str, str]:
+        """Returns the whole reasoning and answer of ``token_ids``, which are added at once."""
+        parts = [*map(self.add, token_ids), self.rest()]
+        return "".join([thought for thought, _ in parts]), "".join([answer for _, answer in parts])
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------
@@ -90,6 +131,7 @@ class Output:
         prompt_tokens: the number of tokens of the prompt, for the usage.
         stop_ids: the tokens that end the request and are not part of its output.
         texts: turns tokens into text; ``None`` if deltas need no text.
+        reasoning: the marks of what comes before the answer, if there are any.
         stops: the request's stop strings, which need ``texts``.
         tops: true if the caller asked for ``top_logprobs``.
         seed: the seed for the usage.
@@ -107,6 +149,7 @@ class Output:
     seed: int | None = None
     n: int = 1
     scores: bool = False
+    reasoning: Reasoning | None = None
     eager: bool = field(init=False)
     """True if tokens must be added when they come rather than when they are read: otherwise the request of a slow
     reader would go on decoding after a stop string."""
@@ -119,9 +162,12 @@ class Output:
     _sampled: int = field(default=0, init=False)
     _prompt: Any = field(default=None, init=False)  # of the first token, until it is told
     _found: Hypothesis | None = field(default=None, init=False)  # the result of a beam search, known at its end
+    _parted: PartedText = field(init=False)
+    _untold: list[SampledToken] = field(factory=list, init=False)  # tokens that may begin a mark
 
     def __attrs_post_init__(self) -> None:
         self.eager = bool(self.stops.stops)
+        self._parted = PartedText(self.texts, self.reasoning)
 
     @property
     def over(self) -> bool:
@@ -164,19 +210,30 @@ class Output:
             self._prompt = sampled.prompt
         if sampled.token_id in self.stop_ids:
             return None
-        text = "" if self.texts is None else self.texts.add(sampled.token_id)
+        before, (thought, text) = self._parted.before, self._parted.add(sampled.token_id)
+        self._untold.append(sampled)
         if self.eager:
             text = self.stops.feed(text)
             self.ended = self.stops.stopped
+        if self._parted.is_undecided and not self.ended:
+            return None
+        return self._delta(thought, text, before, FinishReason.STOP if self.ended else None)
+
+    def _delta(self, thought: str, text: str, before: int, reason: FinishReason | None) -> Delta:
+        """Returns the delta of the tokens that no delta has told. ``before``: how many of all tokens were known to come
+        before the answer."""
+        told, self._untold = self._untold, []
         return Delta(
             text=text,
-            token_ids=(sampled.token_id,),
-            logprobs=(sampled.logprob,),
-            top_logprobs=(sampled.top,) if self.tops else None,
-            frames=() if sampled.frames is None else (sampled.frames,),
-            finish_reason=FinishReason.STOP if self.ended else None,
-            usage=self._usage() if self.ended else None,
+            token_ids=tuple([one.token_id for one in told if one.token_id is not None]),
+            logprobs=tuple([one.logprob for one in told]),
+            top_logprobs=tuple([one.top for one in told]) if self.tops else None,
+            frames=tuple([one.frames for one in told if one.frames is not None]),
+            finish_reason=reason,
+            usage=None if reason is None else self._usage(self._parted),
             prompt_logprobs=self._take_prompt(),
+            reasoning=thought,
+            reasoning_tokens=self._parted.before - before,
         )
 
     def _take_prompt(self) -> Any:
@@ -187,20 +244,15 @@ class Output:
         """Adds the last delta of a request that ended by itself. The delta has the text that was held back; for a beam
         search it is the only delta and has the whole output."""
         self.ended = True
-        token_ids, logprobs = ((), ()) if self._found is None else self._kept(self._found)
-        text = "" if self.texts is None else "".join(map(self.texts.add, token_ids))
-        text += "" if self.texts is None else self.stops.feed(self.texts.rest()) + self.stops.rest()
-        self._sampled += 0 if self._found is None else len(self._found.token_ids)
-        last = Delta(
-            text=text,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            top_logprobs=() if self.tops else None,
-            finish_reason=FinishReason.STOP if self.stops.stopped else reason,
-            usage=self._usage(),
-            prompt_logprobs=self._take_prompt(),
+        before, (token_ids, logprobs) = (
+            self._parted.before,
+            ((), ()) if self._found is None else self._kept(self._found),
         )
-        self.ready.append(last)
+        self._untold += [SampledToken(token_id=one, logprob=at) for one, at in zip(token_ids, logprobs, strict=True)]
+        self._sampled += 0 if self._found is None else len(self._found.token_ids)
+        thought, text = self._parted.whole(token_ids)
+        text = self.stops.feed(text) + self.stops.rest()
+        self.ready.append(self._delta(thought, text, before, FinishReason.STOP if self.stops.stopped else reason))
 
     def completion(
         self, sampled: Iterable[SampledToken], reason: FinishReason, texts: Callable[[], TextDeltas]
@@ -221,37 +273,42 @@ class Output:
         self._sampled = len(given)
         kept = [one for one in given if one.token_id not in self.stop_ids]
         token_ids = tuple(one.token_id for one in kept if one.token_id is not None)
-        return Completion(
-            text=texts().whole(token_ids),
-            token_ids=token_ids,
-            finish_reason=reason,
+        return self._completion(
+            texts,
+            token_ids,
+            reason,
             logprobs=tuple(one.logprob for one in kept),
             top_logprobs=tuple(one.top for one in kept) if self.tops else None,
             frames=tuple(one.frames for one in kept if one.frames is not None),
-            usage=self._usage(),
             prompt_logprobs=given[0].prompt if self.scores else None,
         )
+
+    def _completion(
+        self, texts: Callable[[], TextDeltas], token_ids: tuple[int, ...], reason: FinishReason, **more: Any
+    ) -> Completion:
+        parted = PartedText(texts(), self.reasoning)
+        thought, text = parted.whole(token_ids)
+        told: dict[str, Any] = {"text": text, "reasoning": thought, "usage": self._usage(parted), **more}
+        return Completion(token_ids=token_ids, finish_reason=reason, **told)
 
     def _of(self, hypothesis: Hypothesis, texts: Callable[[], TextDeltas]) -> Completion:
         self._sampled = len(hypothesis.token_ids)
         token_ids, logprobs = self._kept(hypothesis)
-        stopped = hypothesis.token_ids[-1] in self.stop_ids
-        return Completion(
-            text=texts().whole(token_ids),
-            token_ids=token_ids,
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            logprobs=logprobs,
-            usage=self._usage(),
-            score=hypothesis.score,
-        )
+        reason = FinishReason.STOP if hypothesis.token_ids[-1] in self.stop_ids else FinishReason.LENGTH
+        return self._completion(texts, token_ids, reason, logprobs=logprobs, score=hypothesis.score)
 
     def _kept(self, hypothesis: Hypothesis) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The tokens and log-probabilities of ``hypothesis`` that belong to the output."""
         count = len(hypothesis.token_ids) - (hypothesis.token_ids[-1] in self.stop_ids)
         return hypothesis.token_ids[:count], hypothesis.logprobs[:count]
 
-    def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self._sampled, seed=self.seed)
+    def _usage(self, parted: PartedText) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self._sampled,
+            reasoning_tokens=parted.before,
+            seed=self.seed,
+        )
 
 
 def output_of(
@@ -271,6 +328,7 @@ def output_of(
         seed=sampling.seed,
         n=sampling.n,
         scores=sampling.prompt_logprobs is not None,
+        reasoning=request.reasoning,
     )
 
 
@@ -282,6 +340,7 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
     has_tops = last.top_logprobs is not None
     return Completion(
         text="".join(delta.text for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         finish_reason=last.finish_reason,
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),

@@ -227,6 +227,7 @@ class Sequence:
             alignment=request.alignment,
             max_tokens=request.max_tokens,
             stops=self.stops,
+            reasoning=request.reasoning,
         )
 
     def rewind(self) -> None:

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -92,7 +93,7 @@ def render(
         raise InvalidRequest("messages is empty; give one message or more")
     options = {} if options is None else dict(options)
     goes_on = options.pop("continue_final_message", None)
-    turn = {
+    turn: dict[str, Any] = {
         "continue_final_message": goes_on,
         "add_generation_prompt": options.pop("add_generation_prompt", not goes_on),
     }
@@ -103,6 +104,8 @@ def render(
     if tools or options or calls:
         text = template_of(tokenizer, template, tools=bool(tools))
         _check_is_read(text, _ours(tokenizer), tools=bool(tools), calls=calls, options=options)
+    if goes_on and not messages[-1].get("content") and messages[-1].get("reasoning_content"):
+        turn["continue_final_message"] = "reasoning_content"
     if tools:
         options = {**options, "tools": [dict(tool.given) for tool in tools]}
     options |= turn
@@ -131,15 +134,17 @@ def _write(
     return Rendered(text)
 
 
+def variables_of(template: str) -> frozenset[str]:
+    """The variables that ``template`` names; none if it is broken, which rendering reports."""
+    return (_names(template) or (frozenset[str](),))[0]
+
+
 def tools_fault(template: str) -> str | None:
     """Returns the reason why conversations by ``template`` cannot have tools; ``None``: they can. A broken template has
     no reason here, since rendering reports it.
     """
-    try:
-        variables, _ = _names(template)
-    except TemplateSyntaxError:
-        return None
-    return None if "tools" in variables else _NO_TOOLS
+    names = _names(template)
+    return None if names is None or "tools" in names[0] else _NO_TOOLS
 
 
 def _ours(tokenizer: Any) -> frozenset[str]:
@@ -153,10 +158,9 @@ def _check_is_read(
     template: str, ours: frozenset[str], *, tools: bool, calls: bool, options: Mapping[str, Any]
 ) -> None:
     """Raises `InvalidRequest` if the template would ignore the tools, the tool calls or an option."""
-    try:
-        variables, members = _names(template)
-    except TemplateSyntaxError:  # rendering reports this error
+    if (names := _names(template)) is None:  # rendering reports this error
         return
+    variables, members = names
     if tools and "tools" not in variables:
         raise InvalidRequest(_NO_TOOLS)
     if calls and "tool_calls" not in members:
@@ -174,9 +178,14 @@ def _check_is_read(
             )
 
 
-def _names(template: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the variables that a template names, and their members, written ``a.member`` or ``a["member"]``."""
-    tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
+@lru_cache(maxsize=16)
+def _names(template: str) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Returns the variables that a template names, and their members, written ``a.member`` or ``a["member"]``;
+    ``None``: it is broken."""
+    try:
+        tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
+    except TemplateSyntaxError:
+        return None
     named = [(before == ".", text) for (_, before), (kind, text) in pairwise([("", ""), *tokens]) if kind == "name"]
     quoted = {text[1:-1] for kind, text in tokens if kind == "string"}
     return (

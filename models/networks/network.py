@@ -15,6 +15,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ...core.plan import AlignedTokens, Chunk, SampledToken, SequenceStart
+from ...core.reasoning import Track
 from ...core.request import EncoderItem
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
@@ -38,6 +39,7 @@ class Record:
     start: SequenceStart
     tokens: list[int]
     guide: Guide | None = None  # its position in its structured output
+    track: Track | None = None  # its position among the marks of its reasoning
     lookup: Lookup | None = field(default=None, repr=False)  # for `LookupProposer`, see `triolet.models.speculation`
     notes: Any = field(default=None, repr=False)
     frames: tuple[int, int] | None = None  # of the last token, as `SampledToken.frames`
@@ -57,7 +59,13 @@ class Record:
         before = self.start.token_ids[: self.start.prompt_length] if rules.counts_prompt else ()
         prompt = tuple(set(before)) if sampling.repetition_penalty != 1.0 else ()
         return SamplerInput(
-            generated=self.generated, sampling=sampling, rules=rules, prompt=prompt, guide=self.guide, before=before
+            generated=self.generated,
+            sampling=sampling,
+            rules=rules,
+            prompt=prompt,
+            guide=self.guide,
+            track=self.track,
+            before=before,
         )
 
     def grow(self, sampled: SampledToken) -> None:

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from attrs import define, evolve, field
+from numpy.typing import NDArray
 
 from ...core.plan import SampledToken
+from ...core.reasoning import Split, Track
 from ...core.request import LogitRules, SamplingParams, TimestampRules
 from ..native.draws import NONE, Chosen, Draw
 from ..native.library import Change
@@ -34,6 +36,7 @@ class SamplerInput:
     rules: LogitRules
     prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; only a repetition penalty needs them
     guide: Guide | None = None  # the way through the structure
+    track: Track | None = None  # the way through the marks of the reasoning
     before: Sequence[int] = ()  # the prompt's tokens in order; only needed if n-grams may not repeat
     usual: Draw | None = field(init=False, default=None, repr=False)  # made for the first token
     settled: float = field(init=False, repr=False)
@@ -42,8 +45,9 @@ class SamplerInput:
     def _settles(self) -> float:
         sampling, rules = self.sampling, self.rules
         penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
-        looks_back = rules.timestamps is not None or rules.no_repeat_ngram > 0 or self.guide is not None
-        if penalties or looks_back or sampling.temperature > 0.0:
+        looks_back = rules.timestamps is not None or rules.no_repeat_ngram > 0
+        follows = self.guide is not None or self.track is not None
+        if penalties or looks_back or follows or sampling.temperature > 0.0:
             return math.inf
         return max(2, sampling.min_tokens, rules.min_tokens, *(index + 1 for index, _ in rules.forced))
 
@@ -92,13 +96,18 @@ def draw_of(one: SamplerInput, constant: ConstantBans, eos_token_ids: tuple[int,
         return usual
     point = uniform(sampling.seed or 0, count) if usual.temperature else 0.0
     forced = [token for index, token in rules.forced if index == count]
+    place = None if one.track is None else one.track.at(one.generated)
+    if place is not None and place.forced is not None:
+        forced.append(place.forced)
     if forced:  # as in transformers' `ForcedBOSTokenLogitsProcessor`
         last, others = forced[-1], [(0, forced[-1]), (forced[-1] + 1, constant.vocabulary)]
         return evolve(usual, point=point, edits=[(last, Change.REPLACED, 0.0)], bans=others, timestamps=0)
     bans: list[Sequence[int]] = [*usual.bans, *((token, token + 1) for token in banned_now(one, eos_token_ids))]
     if rules.timestamps is not None:
         bans += timestamp_bans(one.generated, rules.timestamps, eos_token_ids[0], constant.vocabulary)
-    bits = None if one.guide is None else one.guide.allowed(one.generated)
+    if one.guide is not None and place is not None and place.thinks:  # a text without an answer has no structure
+        bans += [(token, token + 1) for token in eos_token_ids]
+    bits = _allowed(one, place)
     allowed = None if bits is None else bits.tobytes()
     return evolve(usual, point=point, edits=[*usual.edits, *_penalties(one)], bans=bans, allowed=allowed)
 
@@ -120,6 +129,20 @@ def _usual(sampling: SamplingParams, rules: LogitRules, constant: ConstantBans) 
         timestamps=0 if rules.timestamps is None else rules.timestamps.begin_id,
         told=sampling.logprobs or 0,
     )
+
+
+def _allowed(one: SamplerInput, place: Split | None) -> NDArray[np.uint8] | None:
+    """Returns the tokens that the structure allows, as `Guide.allowed` does. The structure is that of the answer. As
+    long as nothing is decided, the opening mark may come, too."""
+    if one.guide is None or (place is not None and place.thinks):
+        return None
+    bits = one.guide.allowed(one.generated[place.before :] if place is not None else one.generated)
+    opens = place.reasoning.opens(one.generated) if place is not None and place.answer is None else None
+    if opens is None or one.guide.error:
+        return bits
+    bits = one.guide.nothing() if bits is None else bits.copy()  # None: what there is of the mark begins no answer
+    bits[opens // 8] |= 1 << opens % 8
+    return bits
 
 
 def _penalties(one: SamplerInput) -> Iterator[tuple[int, Change, float]]:

@@ -137,6 +137,10 @@ class Guide:
         self.error = self._told()
         return None if self.error else bits
 
+    def nothing(self) -> NDArray[np.uint8]:
+        """Returns no token, in the form of `allowed`. What is returned may be changed."""
+        return np.zeros(len(self._matcher.compute_bitmask()), np.uint8)
+
     def valid(self, generated: Sequence[int], proposed: Sequence[int]) -> int:
         """Returns how many of ``proposed``, counted from the first, may follow ``generated``."""
         if self.error or not self._go_to(generated):

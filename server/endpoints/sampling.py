@@ -9,8 +9,8 @@ from typing import Any
 
 from attrs import define, fields
 
-from ...api.outputs.detokenizer import TextDeltas, TokenBytes
 from ...api.outputs.results import Completion, Delta, Usage
+from ...core.detokenizer import TextDeltas, TokenBytes
 from ...core.request import SamplingParams, Structure
 from ..body import parsed
 from ..problems import BadBody

@@ -15,9 +15,9 @@ from ...api.engine import Engine
 from ...api.formats.settings import SubtitleSettings
 from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, as_line, as_verbose_object, written
 from ...api.inputs.sources import NamedPath
-from ...api.outputs.detokenizer import TokenBytes
 from ...api.outputs.results import Segment, Transcript, spans_told
 from ...api.speech.options import OPTIONS, read_options
+from ...core.detokenizer import TokenBytes
 from ..body import audio_of, read_form
 from ..event_stream import Events, EventStream
 from ..problems import in_their_words

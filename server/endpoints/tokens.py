@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...api.outputs.detokenizer import TokenBytes
+from ...core.detokenizer import TokenBytes
 
 _CUT = "\N{REPLACEMENT CHARACTER}"  # the text of a part of a character
 

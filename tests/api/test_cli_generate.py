@@ -99,7 +99,7 @@ def test_json_is_one_object_with_everything(capsys: pytest.CaptureFixture[str]) 
         "text": "grün",
         "tokens": [1, 2],
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "seed": None},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "reasoning_tokens": 0, "seed": None},
     }
 
 
@@ -110,7 +110,7 @@ def test_json_lines_come_as_the_text_comes(monkeypatch: pytest.MonkeyPatch) -> N
     first, second, last = map(json.loads, out.seen[-1].splitlines())
     assert json.loads(out.seen[0]) == first == {"text": "gr", "tokens": [1]}
     assert second == {"text": "ün", "tokens": [2]}
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "seed": None}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "reasoning_tokens": 0, "seed": None}
     assert last == {"text": "", "tokens": [], "finish_reason": "stop", "usage": usage}
 
 

@@ -16,11 +16,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from triolet import Completion, Delta, FinishReason, InvalidRequest
-from triolet.api.outputs import detokenizer
-from triolet.api.outputs.detokenizer import TextDeltas, TokenBytes
 from triolet.api.outputs.results import Usage
 from triolet.api.outputs.text import Output, StopStrings, completion_of
+from triolet.core import detokenizer
+from triolet.core.detokenizer import TextDeltas, TokenBytes
 from triolet.core.plan import SampledToken
+from triolet.core.reasoning import Reasoning
 
 from ..models.conftest import make_tokenizer
 
@@ -276,13 +277,14 @@ def test_special_tokens_are_no_text():
 # -- outputs ---------------------------------------------------------------------------------------------------------
 
 
-def output(*stops: str, tops: bool = False) -> Output:
+def output(*stops: str, tops: bool = False, tokenizer: Any = BYTES, reasoning: Reasoning | None = None) -> Output:
     return Output(
         prompt_tokens=3,
         stop_ids=frozenset({256}),
-        texts=TextDeltas(TokenBytes(BYTES), frozenset()),
+        texts=TextDeltas(TokenBytes(tokenizer), frozenset()),
         stops=StopStrings(stops),
         tops=tops,
+        reasoning=reasoning,
     )
 
 
@@ -366,8 +368,7 @@ def test_a_tokenizer_that_fails_is_told_to_the_reader_alone():
         def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
             raise OverflowError("no such token")
 
-    out = output("stop")
-    out.texts = TextDeltas(TokenBytes(Failing()), frozenset())
+    out = output("stop", tokenizer=Failing())
     out.take(SampledToken(token_id=97))
     with pytest.raises(OverflowError):
         out.raise_fault()

@@ -39,6 +39,7 @@ WEATHER = tool(
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 TOOLS = [WEATHER, NOW]
 MESSAGES = [{"role": "user", "content": "hi"}]
+AT_ONCE: dict[str, Any] = {"reasoning_effort": "none"}  # a template of them has marks of reasoning
 HISTORY = [
     *MESSAGES,
     {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now", "arguments": "{}"}}]},
@@ -81,7 +82,8 @@ async def test_a_forced_call_always_parses_and_its_arguments_follow_the_schema(n
 async def check_one(engine: Engine, form: ToolFormat, choice: str, seed: int) -> None:
     """The text is one call of a tool that was chosen."""
     structure = form.structure(TOOLS, choice)
-    completion = await engine.generate(messages=HISTORY, tools=[NOW], structure=structure, temperature=1.0, seed=seed)
+    asked: dict[str, Any] = {"messages": HISTORY, "tools": [NOW], "temperature": 1.0, "seed": seed, **AT_ONCE}
+    completion = await engine.generate(structure=structure, **asked)
     assert completion.finish_reason is FinishReason.STOP
     content, calls = form.parse(completion.text, TOOLS)
     assert content is None
@@ -97,6 +99,7 @@ async def check_several(engine: Engine, form: ToolFormat, seed: int) -> None:
         seed=seed,
         max_tokens=200,
         skip_special_tokens=False,
+        **AT_ONCE,
     )
     completion = await engine.generate(messages=MESSAGES, sampling=sampling)
     content, calls = form.parse(completion.text, TOOLS)
@@ -109,7 +112,7 @@ async def check_stream(engine: Engine, form: ToolFormat) -> None:
     """The deltas of a stream, read as they come, give the call of the whole."""
     structure, reader = form.structure(TOOLS, "weather"), form.reader(TOOLS)
     text, parts = "", []
-    async with engine.stream(messages=MESSAGES, tools=[NOW], structure=structure) as deltas:
+    async with engine.stream(messages=MESSAGES, tools=[NOW], structure=structure, **AT_ONCE) as deltas:
         async for delta in deltas:
             text += delta.text
             parts += reader.feed(delta.text)

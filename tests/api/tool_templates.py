@@ -68,8 +68,8 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": f"does {name}", "parameters": schema}}
 
 
-def make_tool_checkpoint(folder: Path, template: str, special: Sequence[str]) -> Path:
-    """A tiny decoder with this chat template and these special tokens, saved in ``folder``."""
+def make_tool_checkpoint(folder: Path, template: str, special: Sequence[Any], added: Sequence[Any] = ()) -> Path:
+    """A tiny decoder with this chat template, these special tokens and other added ones, saved in ``folder``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -77,6 +77,7 @@ def make_tool_checkpoint(folder: Path, template: str, special: Sequence[str]) ->
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    tokenizer.add_tokens(list(added))
     torch.manual_seed(0)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     tokenizer.save_pretrained(folder)

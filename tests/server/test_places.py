@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from triolet import Completion, Delta
-from triolet.api.outputs.detokenizer import TextDeltas, TokenBytes
 from triolet.api.outputs.results import Usage
+from triolet.core.detokenizer import TextDeltas, TokenBytes
 from triolet.core.request import FinishReason
 from triolet.server.endpoints.sampling import Places, completion_logprobs
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from triolet import Completion, Delta, ToolFormat
-from triolet.api.outputs.detokenizer import TokenBytes
 from triolet.api.outputs.results import Usage
+from triolet.core.detokenizer import TokenBytes
 from triolet.core.errors import RequestTooLarge
 from triolet.core.request import FinishReason
 from triolet.core.tools import read_tools

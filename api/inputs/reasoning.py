@@ -1,0 +1,90 @@
+"""The reasoning of a conversation: the marks of its chat template, the template's switch, and the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import evolve
+
+from ...core.reasoning import Reasoning, Stage
+from ...core.request import SamplingParams
+from .messages import Message
+
+_MARKS = (  # a sign in the text of a chat template; the opening and the closing mark; that of an answer without them
+    ("</think>", "<think>", "</think>", ""),  # DeepSeek, Qwen3, SmolLM3, GLM, LFM2.5, Granite 3.3 and many others
+    ("[/THINK]", "[THINK]", "[/THINK]", ""),  # Magistral, Ministral 3
+    ("<|channel>thought", "<|channel>thought\n", "<channel|>", ""),  # Gemma 4
+    ("Here is my thought process:", "Here is my thought process:", "Here is my response:", ""),  # Granite 3.2
+    ("<seed:think>", "<seed:think>", "</seed:think>", ""),  # Seed-OSS
+    ("<thought>", "<thought>", "</thought>", ""),  # EXAONE Deep
+    (  # gpt-oss
+        "<|channel|>analysis<|message|>",
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        "<|channel|>final<|message|>",
+    ),
+)
+_SHARES = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}  # OpenRouter's
+_EFFORT = "reasoning_effort"
+
+
+def _variables(template: str) -> frozenset[str]:
+    from ...models.architectures.conversations import variables_of  # it imports jinja2
+
+    return variables_of(template)
+
+
+def options_of(template: str, effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The variables of a chat template: its switch and its effort, as far as it reads them, for ``effort``; and those
+    that the caller has ``given``, which count more."""
+    told = (
+        {} if effort is None else {"enable_thinking": effort != "none", "thinking": effort != "none", _EFFORT: effort}
+    )
+    return {**{name: value for name, value in told.items() if name in _variables(template)}, **given}
+
+
+def with_budget(
+    reasoning: Reasoning | None, sampling: SamplingParams, template: str, max_tokens: int
+) -> Reasoning | None:
+    """``reasoning`` with the budget that ``sampling`` gives it. An effort that the template does not read is a share of
+    ``max_tokens``, and none at all is always held."""
+    budget, effort = sampling.max_reasoning_tokens, sampling.reasoning_effort
+    if reasoning is None or budget is not None or effort not in _SHARES:
+        return reasoning and evolve(reasoning, budget=budget)
+    is_read = effort != "none" and _EFFORT in _variables(template)
+    return evolve(reasoning, budget=None if is_read else int(_SHARES[effort] * max_tokens))
+
+
+def reasoning_of(
+    template: str, tokenizer: Any, prompt: str, messages: Sequence[Message], options: Mapping[str, Any]
+) -> Reasoning | None:
+    """The reasoning that may come before the answer to a conversation, which ``template`` has rendered as ``prompt``.
+    ``None``: the template has no marks, the tokenizer cannot write them, or the prompt ends behind the reasoning."""
+    found = next((marks for sign, *marks in _MARKS if sign in template), None)
+    if found is None:
+        return None
+    opening, closing, direct = found
+    stage = _stage(opening, closing, prompt, messages[-1] if options.get("continue_final_message") else None)
+    begins, ends = (tuple(tokenizer.encode(mark, add_special_tokens=False)) for mark in (opening, closing))
+    if stage is None or closing not in tokenizer.decode(ends, skip_special_tokens=False):
+        return None
+    added = {token: one.content for token, one in getattr(tokenizer, "added_tokens_decoder", {}).items() if one.special}
+    spelled = tuple((token, added[token]) for token in sorted({*begins, *ends} & added.keys()))
+    return Reasoning(opening, closing, direct, stage=stage, opening_ids=begins, closing_ids=ends, spelled=spelled)
+
+
+def _stage(opening: str, closing: str, prompt: str, last: Message | None) -> Stage | None:
+    """The stage at the end of ``prompt``, which ends within the ``last`` message if there is one. Users may write about
+    marks, so nothing but the end is looked at."""
+    end = prompt.rstrip()
+    if last is not None:
+        content = last.get("content") or ""
+        end = (content if isinstance(content, str) else str(content[-1].get("text", ""))).rstrip()
+        if not end:
+            return Stage.REASONS if last.get("reasoning_content") else Stage.UNDECIDED
+    if end.endswith(opening.rstrip()):
+        return Stage.OPENED
+    if last is not None:
+        return Stage.REASONS if end.rfind(opening) > end.rfind(closing) else None
+    return None if end.endswith(closing) else Stage.UNDECIDED

@@ -1,0 +1,176 @@
+"""Reasoning, pure: where it ends in any text, however the text comes, and how its budget is spent."""
+
+from __future__ import annotations
+
+import re
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from triolet.core.reasoning import Reasoning, Split, Stage, Track
+
+MARKS = (
+    ("<think>", "</think>", ""),
+    ("[THINK]", "[/THINK]", ""),
+    ("<|channel>thought\n", "<channel|>", ""),
+    ("Here is my thought process:", "Here is my response:", ""),
+    ("<|c|>analysis<|m|>", "<|e|><|s|>assistant<|c|>final<|m|>", "<|c|>final<|m|>"),
+    ("aab", "aa\naab", "ab"),  # each begins within itself and within the others
+    ("«»", "»«", ""),
+)
+
+
+@st.composite
+def reasonings(draw: st.DrawFn) -> Reasoning:
+    opening, closing, direct = draw(st.sampled_from(MARKS))
+    stage = draw(st.sampled_from([Stage.UNDECIDED, Stage.OPENED, Stage.REASONS]))
+    return Reasoning(opening=opening, closing=closing, direct=direct, stage=stage)
+
+
+@st.composite
+def texts(draw: st.DrawFn, reasoning: Reasoning) -> str:
+    """Marks, parts of marks, blanks and other texts, in any order."""
+    marks = [mark for mark in (reasoning.opening, reasoning.closing, reasoning.direct) if mark]
+    parts = st.one_of(
+        st.sampled_from([*marks, "\n", "\n\n", " ", "a", "so", "ü", "<", "\N{NO-BREAK SPACE}"]),
+        st.sampled_from(marks).flatmap(lambda mark: st.integers(1, len(mark)).map(lambda end: mark[:end])),
+    )
+    return "".join(draw(st.lists(parts, max_size=12)))
+
+
+@st.composite
+def pieces(draw: st.DrawFn, text: str) -> list[str]:
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=len(text))))
+    return [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def whole(reasoning: Reasoning, text: str) -> tuple[str, str]:
+    """The reasoning and the answer of a whole text, by regular expressions."""
+    opening, closing = re.escape(reasoning.opening), re.escape(reasoning.closing)
+    stage = reasoning.stage
+    if stage is Stage.UNDECIDED:
+        if reasoning.direct and (direct := re.match(rf"[ \t\r\n]*{re.escape(reasoning.direct)}\n*", text)):
+            return "", text[direct.end() :]
+        begun = re.match(rf"[ \t\r\n]*{opening}", text)
+        if begun is None:
+            return "", text
+        text, stage = text[begun.end() :], Stage.OPENED
+    if stage is Stage.OPENED:
+        again = re.match(rf"\n*(?:{opening}\n*)*", text)
+        assert again is not None
+        text = text[again.end() :]
+    found = re.search(rf"\n*{closing}\n*", text)
+    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+
+
+def fed(reasoning: Reasoning, parts: list[str]) -> tuple[str, str]:
+    split, thoughts, answers = Split(reasoning, reasoning.stage), list[str](), list[str]()
+    for part in parts:
+        split, thought, answer = split.add(part)
+        thoughts.append(thought)
+        answers.append(answer)
+    thought, answer = split.rest()
+    return "".join([*thoughts, thought]), "".join([*answers, answer])
+
+
+@given(st.data())
+def test_however_a_text_comes_reasoning_and_answer_are_the_text_without_its_marks(data: st.DataObject) -> None:
+    reasoning = data.draw(reasonings())
+    text = data.draw(texts(reasoning))
+    assert fed(reasoning, data.draw(pieces(text))) == whole(reasoning, text)
+    assert fed(reasoning, list(text)) == whole(reasoning, text)
+
+
+@given(st.data())
+def test_no_half_of_a_mark_is_passed_on_before_the_text_ends(data: st.DataObject) -> None:
+    """What is passed on stays the same, whatever text follows."""
+    reasoning = data.draw(reasonings())
+    text, more = data.draw(texts(reasoning)), data.draw(texts(reasoning))
+    _, thought, answer = Split(reasoning, reasoning.stage).add(text)
+    told = whole(reasoning, text + more)
+    assert told[0].startswith(thought)
+    assert told[1].startswith(answer)
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+PIECES = ("<", "/", "th", "ink", ">", "</th", "ink>\n\n", "so", "\n", "<think>", "</think>", "", "ü", " ")
+SPECIAL = (PIECES.index(""), "</think>")  # a special token, which has no text of its own
+
+
+class Bytes:
+    """The bytes of tokens that are the pieces above."""
+
+    def of(self, token: int, before: int | None) -> bytes:
+        return PIECES[token].encode()
+
+
+def reasoning_of(stage: Stage, budget: int | None) -> Reasoning:
+    return Reasoning(
+        opening="<think>",
+        closing="</think>",
+        stage=stage,
+        opening_ids=(0, 2, 3, 4),
+        closing_ids=(0, 1, 2, 3, 4),
+        spelled=(SPECIAL,),
+        budget=budget,
+    )
+
+
+def of_text(reasoning: Reasoning, tokens: list[int]) -> tuple[int | None, int, bool]:
+    """The tokens before the answer, and those of reasoning, by the whole texts of the first tokens."""
+    spent, opened = 0, reasoning.stage is not Stage.UNDECIDED
+    for count in range(len(tokens) + 1):
+        text = "".join(dict([SPECIAL]).get(token, PIECES[token]) for token in tokens[:count])
+        bare = text.lstrip(" \n")
+        if not opened and not "<think>".startswith(bare) and not bare.startswith("<think>"):
+            return 0, 0, False
+        if (opened or bare.startswith("<think>")) and "</think>" in text:
+            return count, spent + 1, False
+        spent += opened and count > 0
+        opened = opened or bare.startswith("<think>")
+    return None, spent, opened
+
+
+TOKENS = st.lists(st.integers(0, len(PIECES) - 1), max_size=12)
+STAGES = st.sampled_from([Stage.UNDECIDED, Stage.OPENED, Stage.REASONS])
+
+
+@given(STAGES, TOKENS, st.lists(st.tuples(st.integers(0, 12), TOKENS), max_size=6))
+def test_a_track_finds_the_same_place_whatever_it_was_asked_before(
+    stage: Stage, tokens: list[int], others: list[tuple[int, list[int]]]
+) -> None:
+    """Draft tokens are taken back, and beams share a track."""
+    reasoning = reasoning_of(stage, None)
+    track = Track(reasoning, Bytes())
+    for kept, other in (*others, (len(tokens), [])):
+        asked = [*tokens[:kept], *other]
+        found = track.at(asked)
+        assert (found.answer, found.spent, found.thinks) == of_text(reasoning, asked)
+
+
+@given(STAGES, st.integers(0, 5), st.lists(st.tuples(st.integers(0, len(PIECES) - 1), st.booleans()), max_size=24))
+def test_reasoning_never_has_more_tokens_than_its_budget_and_the_mark(
+    stage: Stage, budget: int, wanted: list[tuple[int, bool]]
+) -> None:
+    """However often the sequence starts anew from the tokens that it has."""
+    reasoning, tokens = reasoning_of(stage, budget), list[int]()
+    track = Track(reasoning, Bytes())
+    for token, starts_anew in wanted:
+        track = Track(reasoning, Bytes()) if starts_anew else track
+        forced = track.at(tokens).forced
+        tokens.append(token if forced is None else forced)
+    place = track.at(tokens)
+    assert place.spent <= budget + len(reasoning.closing_ids)
+    assert not place.thinks or place.spent < budget + len(reasoning.closing_ids)
+    if place.spent == budget + len(reasoning.closing_ids):
+        assert place.answer is not None
+        assert tuple(tokens[: place.answer][-len(reasoning.closing_ids) :]) == reasoning.closing_ids
+
+
+def test_the_opening_mark_may_come_as_long_as_nothing_else_is_there() -> None:
+    reasoning = reasoning_of(Stage.UNDECIDED, None)
+    assert [reasoning.opens(tokens) for tokens in ([], [0], [0, 2], [0, 2, 3], [0, 2, 3, 4], [1], [0, 3])] == [
+        *(0, 2, 3, 4),
+        *(None, None, None),
+    ]
