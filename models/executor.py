@@ -312,9 +312,8 @@ class TorchExecutor:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
             track = None if start.reasoning is None else Track(start.reasoning, now.token_bytes())
-            committed = start.token_ids[start.prompt_length :]
-            begin = 0 if track is None else track.at(committed).answer  # None: the structure holds from later on
-            guide = now.grammars.guide(start.sampling.structure, () if begin is None else committed[begin:])
+            committed = start.token_ids[start.prompt_length :] if track is None else ()  # else read with the first draw
+            guide = now.grammars.guide(start.sampling.structure, committed)
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide, track)
             if start.sampling.beam_size > 1 and not start.reads_only:
                 record.search = Search.of(start, self.config.page_size)

@@ -43,6 +43,7 @@ _INSTEAD = {  # members of older and of other APIs, and what has their place her
     "functions": "tools",
     "function_call": "tool_choice",
     "enable_thinking": "chat_template_kwargs",
+    **dict.fromkeys(("thinking_budget", "thinking_token_budget"), "max_reasoning_tokens"),
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",

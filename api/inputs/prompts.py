@@ -98,6 +98,7 @@ async def build_request(
     scored = sampling.prompt_logprobs
     demand(scored is None or not prepared.items, f"prompt_logprobs={scored} for a prompt with images or audio", "None")
     max_tokens = _resolve_max_tokens(description, prepared, sampling)
+    template = "" if description.preparer is None else description.preparer.tool_template
     structure = sampling.structure and await compiler.compile(sampling.structure, description.structures)
     return Request(
         id=request_id,
@@ -105,7 +106,7 @@ async def build_request(
         items=prepared.items,
         sampling=sampling if structure is None else evolve(sampling, structure=structure),
         calls=bool(query.tools),
-        reasoning=with_budget(prepared.reasoning, sampling, _template_of(description), max_tokens),
+        reasoning=with_budget(prepared.reasoning, sampling, template, max_tokens),
         rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
         max_tokens=max_tokens,
         priority=priority,
@@ -276,10 +277,6 @@ def _read(
         named = "a prompt" if query.messages is None else "a conversation"
         Limit.of_prompts(description).check_count(named, prompt, pause)
     return evolve(preparer.prepare(prompt, images=images, audio=audio), reasoning=reasoning)
-
-
-def _template_of(description: ModelDescription) -> str:
-    return "" if description.preparer is None else description.preparer.tool_template
 
 
 def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...]:

@@ -81,36 +81,31 @@ class PartedText:
 
     _texts: TextDeltas | None
     _reasoning: Reasoning | None
-    _split: Split | None = field(init=False)
+    split: Split | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._split = None if self._reasoning is None else Split(self._reasoning, self._reasoning.stage)
-
-    @property
-    def is_undecided(self) -> bool:
-        """True if all tokens so far may be the beginning of a mark."""
-        return self._split is not None and self._split.stage is Stage.UNDECIDED
+        self.split = None if self._reasoning is None else Split(self._reasoning, self._reasoning.stage)
 
     @property
     def before(self) -> int:
         """The number of tokens before the answer."""
-        return 0 if self._split is None else self._split.before
+        return 0 if self.split is None else self.split.before
 
     def add(self, token: int) -> tuple[str, str]:
         """Adds a token. Returns the reasoning and the answer that are certain now."""
-        if self._texts is None or self._split is None or self._split.stage is Stage.ANSWERS:
+        if self._texts is None or self.split is None or self.split.stage is Stage.ANSWERS:
             return "", "" if self._texts is None else self._texts.add(token)
-        mark = None if self._split.answer is not None else dict(self._split.reasoning.spelled).get(token)
+        mark = None if self.split.answer is not None else dict(self.split.reasoning.spelled).get(token)
         text = self._texts.add(token) if mark is None else self._texts.rest() + mark
-        self._split, thought, answer = self._split.add(text)
+        self.split, thought, answer = self.split.add(text)
         return thought, answer
 
     def rest(self) -> tuple[str, str]:
         """Returns the reasoning and the answer that were held back when the request has ended."""
         text = "" if self._texts is None else self._texts.rest()
-        if self._split is None:
+        if self.split is None:
             return "", text
-        split, thought, answer = self._split.add(text)
+        split, thought, answer = self.split.add(text)
         held, last = split.rest()
         return thought + held, answer + last
 
@@ -215,7 +210,7 @@ class Output:
         if self.eager:
             text = self.stops.feed(text)
             self.ended = self.stops.stopped
-        if self._parted.is_undecided and not self.ended:
+        if self._parted.split is not None and self._parted.split.stage is Stage.UNDECIDED and not self.ended:
             return None
         return self._delta(thought, text, before, FinishReason.STOP if self.ended else None)
 

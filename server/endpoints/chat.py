@@ -96,6 +96,8 @@ def _choice(
         message = bodies.AnswerMessage(role="assistant", content=completion.text, refusal=None)
     else:
         message = tools.message(completion.text)
+    if completion.reasoning:
+        message.reasoning_content = completion.reasoning
     return bodies.ChatChoice(
         index=index,
         message=message,
@@ -152,11 +154,11 @@ class _ChunkWriter:
             self._readers[index] = None if self._tools is None else self._tools.reader()
             await self._tell(index, bodies.MessageDelta(role="assistant", content=""))
         reader = self._readers[index]
-        wanted = self._body.logprobs and delta.token_ids
+        wanted = self._body.logprobs and len(delta.token_ids) > delta.reasoning_tokens
         more: dict[str, Any] = {"logprobs": chat_logprobs(engine.inside.token_bytes(), delta)} if wanted else {}
         if self._body.return_token_ids and delta.token_ids:
             more["token_ids"] = list(delta.token_ids)
-        parts = parts_of(reader, delta.text, last=delta.finish_reason is not None)
+        parts = parts_of(reader, delta)
         for part in [part for part in parts if part.model_fields_set] or [bodies.MessageDelta()] * bool(more):
             await self._tell(index, part, **more)
             more = {}
@@ -171,8 +173,9 @@ class _ChunkWriter:
         await self._events.write(self.frame.model_copy(update={"choices": [choice], **first}))
 
 
-def parts_of(reader: CallReader | None, text: str, *, last: bool) -> list[bodies.MessageDelta]:
-    """Returns the parts that ``text`` adds to a message. A ``reader`` finds tool calls in the text."""
+def parts_of(reader: CallReader | None, delta: Delta) -> list[bodies.MessageDelta]:
+    """Returns the parts that ``delta`` adds to a message. A ``reader`` finds tool calls in the text."""
+    thought = [bodies.MessageDelta(reasoning_content=delta.reasoning)] if delta.reasoning else []
     if reader is not None:
-        return reader.feed(text, last=last)
-    return [bodies.MessageDelta(content=text)] if text else []
+        return thought + reader.feed(delta.text, last=delta.finish_reason is not None)
+    return thought + ([bodies.MessageDelta(content=delta.text)] if delta.text else [])

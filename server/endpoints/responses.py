@@ -17,7 +17,7 @@ from ...core.request import FinishReason
 from ..body import read_json
 from ..event_stream import Events, EventStream
 from ..schemas import responses as bodies
-from ..schemas.base import Usage
+from ..schemas.base import OutputDetails, Usage
 from ..schemas.chat import CallDelta, Logprobs, TokenLogprob
 from .chat import as_query, asked, parts_of
 from .common import answered, exchange_of, new_id, now, tokens_of
@@ -79,7 +79,7 @@ class _ItemWriter:
     _body: bodies.ResponsesRequest
     _reader: CallReader | None
     answer: bodies.ResponseAnswer = field(init=False)
-    _open: bodies.OutputMessage | bodies.OutputCall | None = None  # the item that is being written
+    _open: bodies.OutputItem | None = None  # the item that is being written
     _pieces: list[str] = field(factory=list)  # the pieces of its text or arguments
     _held: list[tuple[str, list[TokenLogprob]]] = field(factory=list)  # texts that are held back, and their tokens
     _events: int = 0
@@ -117,8 +117,11 @@ class _ItemWriter:
         if self._body.wants_logprobs:
             self._held.append((delta.text, _with_bytes(chat_logprobs(engine.inside.token_bytes(), delta))))
         ends = delta.finish_reason is not None
-        called, parts = False, parts_of(self._reader, delta.text, last=ends)
+        called, parts = False, parts_of(self._reader, delta)
         for part in parts:
+            if part.reasoning_content is not None:
+                yield from self._add_reasoning(part.reasoning_content)
+                continue
             if part.content is not None:
                 yield from self._add_text(part.content, self._logprobs_of(part.content if called else None))
             called = called or part.content is None
@@ -148,7 +151,7 @@ class _ItemWriter:
             input_tokens=tokens.prompt_tokens,
             input_tokens_details=bodies.InputDetails(cached_tokens=0, cache_write_tokens=0),
             output_tokens=tokens.completion_tokens,
-            output_tokens_details=bodies.OutputDetails(reasoning_tokens=0),
+            output_tokens_details=tokens.completion_tokens_details or OutputDetails(reasoning_tokens=0),
             total_tokens=tokens.total_tokens,
         )
 
@@ -157,19 +160,31 @@ class _ItemWriter:
         self._events += 1
         return bodies.ResponseEvent(type=kind, sequence_number=self._events - 1, **members)
 
-    def _event_of(
-        self, item: bodies.OutputMessage | bodies.OutputCall, kind: str, **members: Any
-    ) -> bodies.ResponseEvent:
+    def _event_of(self, item: bodies.OutputItem, kind: str, **members: Any) -> bodies.ResponseEvent:
         return self.event(f"response.{kind}", item_id=item.id, output_index=len(self.answer.output) - 1, **members)
 
-    def _begin(self, item: bodies.OutputMessage | bodies.OutputCall) -> Iterator[bodies.ResponseEvent]:
+    def _begin(self, item: bodies.OutputItem) -> Iterator[bodies.ResponseEvent]:
         yield from self._close("completed")
         self._open = item
         self.answer.output.append(item)
         yield self.event("response.output_item.added", output_index=len(self.answer.output) - 1, item=item)
 
+    def _add_reasoning(self, text: str) -> Iterator[bodies.ResponseEvent]:
+        item = self._open
+        if not isinstance(item, bodies.OutputReasoning):
+            item = bodies.OutputReasoning(
+                type="reasoning", id=new_id("rs_"), status="in_progress", summary=[], content=[]
+            )
+            yield from self._begin(item)
+            part = bodies.ReasoningText(type="reasoning_text", text="")
+            yield self._event_of(item, "content_part.added", content_index=0, part=part)
+            item.content.append(part)
+        self._pieces.append(text)
+        yield self._event_of(item, "reasoning_text.delta", content_index=0, delta=text)
+
     def _add_text(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[bodies.ResponseEvent]:
-        if not isinstance(self._open, bodies.OutputMessage):
+        item = self._open
+        if not isinstance(item, bodies.OutputMessage):
             item = bodies.OutputMessage(
                 type="message", id=new_id("msg_"), status="in_progress", role="assistant", content=[]
             )
@@ -177,11 +192,9 @@ class _ItemWriter:
             part = bodies.OutputText(type="output_text", text="", annotations=[], logprobs=[])
             yield self._event_of(item, "content_part.added", content_index=0, part=part)
             item.content.append(part)
-        message = self._open
-        assert isinstance(message, bodies.OutputMessage), "a message has been begun"
         self._pieces.append(text)
-        message.content[0].logprobs += logprobs
-        yield self._event_of(message, "output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        item.content[0].logprobs += logprobs
+        yield self._event_of(item, "output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _add_call(self, call: CallDelta) -> Iterator[bodies.ResponseEvent]:
         function = call.function
@@ -214,7 +227,10 @@ class _ItemWriter:
         else:
             [part] = item.content
             part.text = written
-            yield self._event_of(item, "output_text.done", content_index=0, text=written, logprobs=part.logprobs)
+            if isinstance(part, bodies.OutputText):
+                yield self._event_of(item, "output_text.done", content_index=0, text=written, logprobs=part.logprobs)
+            else:
+                yield self._event_of(item, "reasoning_text.done", content_index=0, text=written)
             yield self._event_of(item, "content_part.done", content_index=0, part=part)
         yield self.event("response.output_item.done", output_index=len(self.answer.output) - 1, item=item)
 

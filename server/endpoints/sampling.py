@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from attrs import define, fields
@@ -15,13 +15,14 @@ from ...core.request import SamplingParams, Structure
 from ..body import parsed
 from ..problems import BadBody
 from ..schemas import chat, completions
-from ..schemas.base import SamplingBody
+from ..schemas.base import OutputDetails, SamplingBody
 from ..schemas.base import Usage as UsageObject
 from ..schemas.chat import MOST_CHARACTERS, MOST_SCHEMA
 from ..schemas.weighing import check_object
 from .tokens import token_name, token_text
 
-_NAMED_ALIKE = SamplingBody.model_fields.keys() & {one.name for one in fields(SamplingParams)} - {"logit_bias"}
+_OTHERWISE = {"logit_bias", "logprobs", "max_tokens"}
+_NAMED_ALIKE = chat.ChatRequest.model_fields.keys() & {one.name for one in fields(SamplingParams)} - _OTHERWISE
 
 
 def sampling_of(
@@ -33,7 +34,7 @@ def sampling_of(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Returns the parameters that ``body`` asks for. The default temperature is 1, the default seed a fresh one."""
-    named = {name: value for name in _NAMED_ALIKE if (value := getattr(body, name)) is not None}
+    named = {name: value for name in _NAMED_ALIKE if (value := getattr(body, name, None)) is not None}
     return SamplingParams(
         max_tokens=max_tokens,
         logit_bias=tuple((int(token), value) for token, value in (body.logit_bias or {}).items()),
@@ -76,11 +77,14 @@ def usage_of(usages: Sequence[Usage], n: int) -> UsageObject:
     once."""
     prompt = sum(usage.prompt_tokens for usage in usages[::n])
     written = sum(usage.completion_tokens for usage in usages)
-    return UsageObject(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
+    details = OutputDetails(reasoning_tokens=sum(usage.reasoning_tokens for usage in usages))
+    told = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    return UsageObject(**told, completion_tokens_details=details)
 
 
 def chat_logprobs(known: TokenBytes, part: Completion | Delta) -> chat.Logprobs:
-    """Returns the tokens of ``part`` with their log-probabilities, in the shape of chat completions."""
+    """Returns the tokens of the answer in ``part`` with their log-probabilities, in the shape of chat completions."""
+    before = part.reasoning_tokens if isinstance(part, Delta) else part.usage.reasoning_tokens
 
     def told(token: int, logprob: float) -> dict[str, Any]:
         text, utf8 = token_text(known, token)
@@ -89,7 +93,7 @@ def chat_logprobs(known: TokenBytes, part: Completion | Delta) -> chat.Logprobs:
     return chat.Logprobs(
         content=[
             chat.TokenLogprob(**told(token, logprob), top_logprobs=[chat.TopLogprob(**told(*one)) for one in likeliest])
-            for token, logprob, likeliest in _tokens(part)
+            for token, logprob, likeliest in islice(_tokens(part), before, None)
         ]
     )
 

@@ -28,12 +28,12 @@ async def streams_together(
     asked = trio.current_time()
 
     async def follow(request: Request, index: int) -> tuple[Usage | None, Timings | None]:
-        usage, written = None, 0
+        usage, written, before = None, 0, 0
         async with engine.inside.follow(request, asked, wait=True) as deltas:
             async for delta in deltas:
-                written += len(delta.token_ids)
-                so_far = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=written)
-                usage = delta.usage or so_far
+                written, before = written + len(delta.token_ids), before + delta.reasoning_tokens
+                told = {"completion_tokens": written, "reasoning_tokens": before}
+                usage = delta.usage or Usage(prompt_tokens=len(request.prompt_token_ids), **told)
                 await send.send((index, evolve(delta, usage=usage) if counts else delta))
             return usage, deltas.timings
 

@@ -82,9 +82,8 @@ class Tools:
                     calls.append(chat.AnsweredCall(id=call.id, type="function", function=function))
                 calls[-1].function.arguments += call.function.arguments or ""
         whole = "".join(content) if content or not calls else None
-        return chat.AnswerMessage(
-            role="assistant", content=whole, refusal=None, **({"tool_calls": calls} if calls else {})
-        )
+        more: dict[str, Any] = {"tool_calls": calls} if calls else {}
+        return chat.AnswerMessage(role="assistant", content=whole, refusal=None, **more)
 
     def reader(self) -> CallReader:
         """Returns a reader of one answer, piece by piece."""

@@ -200,9 +200,16 @@ class SamplingBody(Ignored):
         return self
 
 
+class OutputDetails(AnswerBody):
+    """Tokens of the answers, by kind: those before an answer, marks included."""
+
+    reasoning_tokens: int
+
+
 class Usage(AnswerBody):
     """Tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: OutputDetails | None = None

@@ -16,6 +16,7 @@ MOST_TOOLS = 128  # OpenAI's
 MOST_SCHEMA = 5_000  # values of the schema of an answer
 MOST_CHARACTERS = 1_000_000  # of it, and of each of these
 _MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000}
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _READ_BY_THE_CLIENT = "OpenAI's client adds it to an answer that it sends back"
 
 
@@ -297,7 +298,10 @@ class ChatRequest(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Given to the chat template, as vLLM does."
     )
-    reasoning_effort: Unread = unused("give the template's variables in chat_template_kwargs")
+    reasoning_effort: Effort | None = Field(default=None, description="Told to the chat template, or a budget.")
+    max_reasoning_tokens: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="Then the answer must begin."
+    )
     verbosity: Unread = unused()
     prediction: Unread = unused("draft tokens come from the text itself")
 
@@ -374,6 +378,7 @@ class AnswerMessage(AnswerBody):
     content: str | None
     refusal: None = None
     tool_calls: list[AnsweredCall] | None = None
+    reasoning_content: str | None = None
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -424,6 +429,7 @@ class MessageDelta(AnswerBody):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[CallDelta] | None = None
+    reasoning_content: str | None = None
 
 
 class ChunkChoice(AnswerBody):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from . import chat
-from .base import AnswerBody, Body, Name, SamplingBody, Text, Unread, only, unused, up_to
+from .base import AnswerBody, Body, Name, OutputDetails, SamplingBody, Text, Unread, only, unused, up_to
 
 _READ_BY_THE_CLIENT = "a member of answers, which clients send back"
 _NOTHING_IS_STORED = "nothing is stored; leave it out, and send the whole conversation as input"
@@ -81,12 +81,20 @@ class InputCallOutput(ReadBack):
     output: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)] | None = None
 
 
+class ReasoningText(AnswerBody):
+    """Reasoning that the model has written."""
+
+    type: Literal["reasoning_text"]
+    text: Text
+
+
 class InputReasoning(Body):
-    """Reasoning of another model. It is passed over."""
+    """Reasoning, which goes to the chat template with the message of the assistant or the call that follows."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], up_to(chat.MOST_PARTS)] | None = None
 
 
 class ItemReference(Body):
@@ -153,6 +161,14 @@ class TextOptions(Body):
     verbosity: Unread = unused()
 
 
+class ReasoningOptions(Body):
+    """The way in which the model reasons."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    effort: chat.Effort | None = None
+
+
 class ResponsesRequest(SamplingBody):
     """Items that the model goes on with."""
 
@@ -167,7 +183,10 @@ class ResponsesRequest(SamplingBody):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         default=None, max_length=8
     )
-    reasoning: Unread = unused()
+    reasoning: ReasoningOptions | None = None
+    max_reasoning_tokens: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="Then the answer must begin."
+    )
     truncation: Literal["disabled"] | None = Field(default=None, description="Longer input is refused.")
     background: Annotated[Literal[False] | None, only(False, _STAYS)] = Field(default=None, description=_STAYS)
     previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(
@@ -233,6 +252,8 @@ class ResponsesRequest(SamplingBody):
             tool_choice=self._choice,
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            max_reasoning_tokens=self.max_reasoning_tokens,
             **given,
         )
         made._places, made._form = places, "text.format"
@@ -255,9 +276,11 @@ def _messages(instructions: str | None, given: str | list[Any]) -> tuple[list[ch
     directly follows another call, or a text of the assistant, is joined with it into one message of the assistant."""
     messages: list[chat.ChatMessage] = []
     places: list[str] = []
+    thought = ""
 
     def add(place: str, **members: Any) -> None:
-        messages.append(chat.ChatMessage(**members))
+        more: dict[str, Any] = {"reasoning_content": thought} if thought and members["role"] == "assistant" else {}
+        messages.append(chat.ChatMessage(**members, **more))
         places.append(place)
 
     if instructions is not None:
@@ -280,6 +303,7 @@ def _messages(instructions: str | None, given: str | list[Any]) -> tuple[list[ch
                     add(f"input.{index}", role="assistant", tool_calls=[call])
                 else:
                     last.tool_calls = [*(last.tool_calls or ()), call]
+        thought = "".join(part.text for part in item.content or ()) if isinstance(item, InputReasoning) else ""
     return messages, tuple(places)
 
 
@@ -323,17 +347,24 @@ class OutputCall(AnswerBody):
     status: Literal["in_progress", "completed", "incomplete"]
 
 
+class OutputReasoning(AnswerBody):
+    """Reasoning of the model, before its answer."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+OutputItem = OutputMessage | OutputCall | OutputReasoning
+
+
 class InputDetails(AnswerBody):
     """Tokens of the prompt, by kind. Cached tokens are not counted apart."""
 
     cached_tokens: int
     cache_write_tokens: int
-
-
-class OutputDetails(AnswerBody):
-    """Tokens of the answer, by kind. Reasoning is a part of the text here."""
-
-    reasoning_tokens: int
 
 
 class ResponseUsage(AnswerBody):
@@ -372,7 +403,7 @@ class ResponseAnswer(AnswerBody):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
     temperature: float | None
@@ -393,8 +424,8 @@ class ResponseEvent(AnswerBody):
     output_index: int | None = None
     content_index: int | None = None
     item_id: str | None = None
-    item: OutputMessage | OutputCall | None = None
-    part: OutputText | None = None
+    item: OutputItem | None = None
+    part: OutputText | ReasoningText | None = None
     delta: str | None = None
     text: str | None = None
     name: str | None = None

@@ -241,10 +241,11 @@ def wave_of(samples: int) -> bytes:
 
 
 @contextmanager
-def answered(opened: Opened, service: Served, text: str, **options: Any) -> Iterator[Any]:
-    """A page that asks llama, which answers with ``text``; its text is written."""
-    chunk = {"choices": [{"index": 0, "delta": {"content": text}}]}
-    answer = {"body": f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "content_type": "text/event-stream"}
+def answered(opened: Opened, service: Served, text: str, *, thought: str = "", **options: Any) -> Iterator[Any]:
+    """A page that asks llama, which answers with ``text``, after a ``thought``; its text is written."""
+    deltas = [{"reasoning_content": one} for one in thought] + [{"content": text}]
+    chunks = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': one}]})}\n\n" for one in deltas)
+    answer = {"body": f"{chunks}data: [DONE]\n\n", "content_type": "text/event-stream"}
 
     def mocked(page: Any) -> None:
         page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
@@ -268,6 +269,26 @@ def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(opened: Ope
         page.get_by_role("button", name="Copy").click()
         expect(page.get_by_role("button", name="Copied")).to_be_visible()
         assert page.evaluate("navigator.clipboard.readText()") == written
+
+
+def test_reasoning_is_folded_away_above_its_answer_and_goes_back_with_it(opened: Opened, service: Served) -> None:
+    with answered(opened, service, "**No**", thought="<b>hm</b>") as page:
+        for count in (1, 2):
+            page.fill("#chat-text", "Hello")
+            with page.expect_request("**/v1/chat/completions") as asked:
+                page.click("#chat-send")
+            expect(page.locator("#chat-log .note")).to_have_count(count)
+        assert [one.get("reasoning_content") for one in asked.value.post_data_json["messages"]] == [
+            None,
+            "<b>hm</b>",
+            None,
+        ]
+        expect(page.locator("#chat-log .assistant .text strong")).to_have_text(["No", "No"])
+        expect(page.locator("#chat-log .thought").first).to_be_hidden()
+        page.locator("#chat-log summary").first.click()
+        expect(page.locator("#chat-log .thought").first).to_have_text("<b>hm</b>")
+        page.reload()
+        expect(page.locator("#chat-log .thought")).to_have_text(["<b>hm</b>"] * 2)
 
 
 def test_what_was_said_and_transcribed_stays_over_a_reload_until_it_is_cleared(page: Any, speech: Path) -> None:

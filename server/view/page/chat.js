@@ -54,7 +54,7 @@ export class Chat {
 
   #recall(message) {
     const said = this.#say(message);
-    if (message.role === "assistant") new Answer(said, this.log, message.text).end(message.words);
+    if (message.role === "assistant") new Answer(said, this.log, message.text, message.thought).end(message.words);
   }
 
   #offer(all) {
@@ -144,10 +144,10 @@ export class Chat {
       const reason = reasonOf(error);
       tellProblem(this.problem, reason);
       if (reason !== null) this.failed(message.model, id, reason);
-      if (!answer.text) return false;
+      if (!answer.text && !answer.thought) return false;
     } finally {
       this.#run(null);
-      Object.assign(message, { text: answer.text, words: pace.words() });
+      Object.assign(message, { text: answer.text, thought: answer.thought, words: pace.words() });
       answer.end(message.words);
     }
     this.messages.push(message);
@@ -178,7 +178,11 @@ export class Chat {
   async *#told(id, model, signal) {
     const body = {
       model,
-      messages: this.messages.map((one) => ({ role: one.role, content: contentOf(one) })),
+      messages: this.messages.map((one) => ({
+        role: one.role,
+        content: contentOf(one),
+        reasoning_content: one.thought || undefined, // the model's chat template decides what is read of it
+      })),
       max_completion_tokens: this.tokens.valueAsNumber,
       temperature: this.temperature.valueAsNumber,
       stream: true,
@@ -215,22 +219,26 @@ function stayAtEnd(log) {
   new ResizeObserver(() => isAtEnd && toEnd(log)).observe(log);
 }
 
-/** An answer while it is written: `place` shows its Markdown as elements, at most once a frame. */
+/** An answer while it is written: `place` shows its Markdown as elements, at most once a frame. What the model reasons
+ * before it is folded away above. */
 class Answer {
-  constructor(place, log, text = "") {
-    [this.place, this.log, this.text] = [place, log, text];
+  constructor(place, log, text = "", thought = "") {
+    [this.place, this.log, this.text, this.thought] = [place, log, text, thought];
     place.classList.add("markdown");
+    this.reasoning = element("div", { className: "thought" });
+    this.folded = element("details", { className: "reasoning" }, element("summary", {}, "Reasoning"), this.reasoning);
   }
 
   hear(told) {
     this.text += told.choices[0]?.delta.content ?? "";
+    this.thought += told.choices[0]?.delta.reasoning_content ?? "";
     this.frame ??= requestAnimationFrame(() => this.#draw());
   }
 
   end(words) {
     cancelAnimationFrame(this.frame);
     this.#draw();
-    if (!this.text) return;
+    if (!this.text && !this.thought) return;
     this.place.after(element("p", { className: "note" }, words, " ", copyButton(() => this.text)));
     toEnd(this.log);
   }
@@ -238,6 +246,8 @@ class Answer {
   #draw() {
     this.frame = undefined;
     const isAtEnd = isNearEnd(this.log);
+    if (this.thought && !this.folded.isConnected) this.place.before(this.folded);
+    write(this.reasoning, this.thought);
     this.place.replaceChildren(...rendered(this.text));
     if (isAtEnd) toEnd(this.log); // who has scrolled up reads on there
   }
@@ -251,7 +261,8 @@ class Pace {
   }
 
   hear({ choices, usage }) {
-    if (choices[0]?.delta.content) this.first ??= performance.now();
+    const delta = choices[0]?.delta;
+    if (delta?.content || delta?.reasoning_content) this.first ??= performance.now();
     if (choices[0]?.finish_reason === "length") this.isFull = true;
     if (usage) this.tokens = usage.completion_tokens;
   }
