@@ -6,10 +6,12 @@ import math
 import os
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
@@ -21,7 +23,7 @@ from triolet.api.outputs.text import Output, StopStrings, completion_of
 from triolet.core import detokenizer
 from triolet.core.detokenizer import TextDeltas, TokenBytes
 from triolet.core.plan import SampledToken
-from triolet.core.reasoning import Reasoning
+from triolet.core.reasoning import Reasoning, Stage, Track
 
 from ..models.conftest import make_tokenizer
 
@@ -65,6 +67,7 @@ def of_words(decoder: Any, words: Sequence[str], **options: Any) -> PreTrainedTo
     return tokenizer
 
 
+CLOSING = 257
 BYTES = make_tokenizer()  # as GPT-2's and Whisper's: a token may be any part of a character; special ones from 256 on
 CLEANED = [".", "?", "!", ",", "'", "n", "'t", "t", "n't", "'m", "'s", "'ve", "'re", "v", "re", "is", " ", "x"]
 SPACED = [*WORDS, "▁▁", "▁▁▁▁", *(f"▁{text}" for text in CLEANED)]
@@ -361,6 +364,43 @@ def test_a_fault_of_the_request_alone_is_raised_when_it_is_read_and_ends_its_out
         out.raise_fault()
     out.raise_fault()
     assert out.over
+
+
+@given(
+    st.sampled_from([Stage.UNDECIDED, Stage.OPENED, Stage.REASONS]),
+    st.lists(
+        st.sampled_from([b"<think>", b"</think>", b"</thi", b"\n", b" ", "ü".encode(), b"\xc3", b"ab", b"\0"]),
+        max_size=9,
+    ),
+)
+def test_callers_and_the_sampler_see_the_same_end_of_reasoning(stage: Stage, written: list[bytes]) -> None:
+    """By text and by bytes, whole and as a stream, where a byte is a token and a zero a special one for the mark."""
+    tokens = [byte or CLOSING for byte in b"".join(written)]
+    marks = Reasoning("<think>", "</think>", stage=stage, spelled=((CLOSING, "</think>"),))
+    out = output(reasoning=marks)
+    for token in tokens:
+        out.take(SampledToken(token_id=token))
+    out.end(FinishReason.LENGTH)
+    streamed = completion_of(out.ready)
+    sampled = [SampledToken(token_id=token) for token in tokens]
+    texts = partial(TextDeltas, TokenBytes(BYTES), frozenset())
+    whole = output(reasoning=marks).completion(sampled, FinishReason.LENGTH, texts)
+    assert evolve(streamed, top_logprobs=None) == evolve(whole, top_logprobs=None)
+    assert sum(delta.reasoning_tokens for delta in out.ready) == whole.usage.reasoning_tokens
+    place = Track(marks, TokenBytes(BYTES)).at(tokens)
+    assert whole.usage.reasoning_tokens == place.before
+    assert bool(whole.text) <= (place.answer is not None or stage is Stage.UNDECIDED)
+    told = [delta for delta in out.ready if delta.text or delta.reasoning]
+    assert told == sorted(told, key=lambda delta: bool(delta.text)), "reasoning comes first"
+
+
+def test_half_a_character_before_a_mark_belongs_to_the_reasoning():
+    out = output(reasoning=Reasoning("<think>", "</think>", stage=Stage.REASONS, spelled=((CLOSING, "</think>"),)))
+    for token in (97, 0xC3, CLOSING, 98):
+        out.take(SampledToken(token_id=token))
+    out.end(FinishReason.STOP)
+    told = completion_of(out.ready)
+    assert (told.reasoning, told.text, told.usage.reasoning_tokens) == (f"a{BROKEN}", "b", 3)
 
 
 def test_a_tokenizer_that_fails_is_told_to_the_reader_alone():
