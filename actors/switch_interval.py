@@ -2,7 +2,8 @@
 
 Each torch operation releases Python's lock and takes it again, and a step has hundreds of operations. If a thread of
 the user computes at the same time, each operation has to wait for the switch interval, 5 ms by default, and the engine
-almost stands still. The same holds for voice activity, which uses numpy operations.
+almost stands still. The same holds for voice activity, which uses numpy operations. The native library releases the
+lock once for a whole step, but a step may take less than the interval.
 """
 
 from __future__ import annotations

@@ -282,8 +282,9 @@ def _lacking(checkpoint: Path) -> set[str]:
 
     written = FileSettings.read_if_there(checkpoint / "generation_config.json")
     own = FileSettings.read_if_there(checkpoint / "config.json")
-    lacking = set() if written is not None and written.get("is_multilingual") else {"reuse"}
-    return lacking if own is not None and own.get("model_type") == "whisper" else lacking | {"trimmed"}
+    if own is None or own.get("model_type") != "whisper":
+        return {"reuse", "trimmed"}
+    return {"reuse"} if written is not None and written.get("is_multilingual") is False else set()
 
 
 def _wanted(names: Sequence[str], how: dict[str, Any]) -> tuple[str, ...]:

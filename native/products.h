@@ -112,7 +112,8 @@ struct Nothing {
 };
 
 // Panels of `m` for all rows. `each(panel, row, values, gated)`: what becomes of PANEL outputs of a row, and of those
-// of the panel `apart` from it, where there is one. `ahead(panel, row)`: what `each` will read and write is fetched.
+// of the panel `apart` from it, where there is one. `ahead(panel, row)`: what `each` will read and write
+// is fetched, unless rows are few.
 template <class W, class Each, class Ahead = Nothing>
 inline void multiply(const Matrix& m, int panel, int count, int apart, const float* x, int64_t stride, int rows, Each each, Ahead ahead = {}) {
     alignas(64) float out[2 * BATCH * PANEL];

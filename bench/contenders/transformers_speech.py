@@ -7,8 +7,6 @@ from typing import Any
 
 from serve import in_order, serve
 
-LAYOUT = {"moonshine": {"padding": True}}  # Whisper's windows have one length
-
 
 def open_model() -> tuple[Any, dict[str, str]]:
     import torch
@@ -37,9 +35,10 @@ def generate(models: Any, paths: list[str], **options: Any) -> list[dict[str, An
 
     model, processor = models
     clips = [soundfile.read(path, dtype="float32")[0] for path in paths]
-    inputs = processor(clips, sampling_rate=16_000, return_tensors="pt", **LAYOUT.get(model.config.model_type, {}))
+    layout = {} if model.config.model_type == "whisper" else {"padding": True}  # Whisper's windows have one length
+    inputs = processor(clips, sampling_rate=16_000, return_tensors="pt", **layout)
     if model.config.model_type == "whisper":
-        asked = {"return_timestamps": False}
+        asked: dict[str, Any] = {"return_timestamps": False}
         if model.generation_config.is_multilingual:
             asked |= {"language": "en", "task": "transcribe", **options}
     else:

@@ -56,8 +56,8 @@ class Record:
     @sampler_input.default
     def _its_rules(self) -> SamplerInput:
         sampling, rules = self.start.sampling, self.start.rules
-        before = self.start.token_ids[: self.start.prompt_length] if rules.counts_prompt else ()
-        prompt = tuple(set(before)) if sampling.repetition_penalty != 1.0 else ()
+        told = self.start.token_ids[: self.start.prompt_length] if rules.counts_prompt else ()
+        prompt = tuple(set(told)) if sampling.repetition_penalty != 1.0 else ()
         return SamplerInput(
             generated=self.generated,
             sampling=sampling,
@@ -65,7 +65,7 @@ class Record:
             prompt=prompt,
             guide=self.guide,
             track=self.track,
-            before=before,
+            before=told if rules.no_repeat_ngram > 0 else (),
         )
 
     def grow(self, sampled: SampledToken) -> None:

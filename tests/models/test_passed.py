@@ -99,6 +99,8 @@ def test_a_key_is_of_all_that_matters(monkeypatch):
     keys.append(comparison_key(*base))
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: b"other code")
     passed._sources.cache_clear()
-    keys.append(comparison_key(*base))
-    passed._sources.cache_clear()
+    try:
+        keys.append(comparison_key(*base))
+    finally:
+        passed._sources.cache_clear()
     assert len(set(keys)) == 9
