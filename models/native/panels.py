@@ -22,7 +22,7 @@ FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3
 _PAIRS = 4  # the format of a matrix in bfloat16 whose inputs become bfloat16, too
 _INT8_16 = 5  # the format of a matrix in int8 whose scales are in float16
 _VALUES = GROUP * PANEL  # bytes behind a group's scales
-_SMALLEST, _LARGEST = 2.0**-24, 65_504.0  # numbers of float16; the smallest ones are that far apart
+_LEAST, _MOST = 2.0**-17, 65_504.0  # scales that float16 holds nearly, each with an error of less than a hundredth
 _PART = 1024  # outputs that are converted or compared at a time
 
 
@@ -33,9 +33,9 @@ class Panels:
     Args:
         packed: the values, [panels, inputs, 32]. In int8: bytes [panels, groups, 64 + 1024]. Each group of 32 inputs
             has its float16 scales [32], then its values [8, 32, 4]. Four inputs of an output lie side by side. If
-            float16 does not hold every scale of a checkpoint exactly: bytes [panels, groups, 128 + 1024] with float32
-            scales. In pairs: bfloat16 [panels, pairs, 32, 2], two inputs of an output side by side. The library then
-            rounds the inputs to bfloat16, too.
+            float16 does not hold every scale of a checkpoint exactly, or those of a matrix that is quantized here
+            nearly: bytes [panels, groups, 128 + 1024] with float32 scales. In pairs: bfloat16 [panels, pairs, 32, 2],
+            two inputs of an output side by side. The library then rounds the inputs to bfloat16, too.
         bias: float32 [panels * 32]; ``None``: there is no bias.
     """
 
@@ -45,15 +45,24 @@ class Panels:
     bias: Tensor | None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Panels:
+    def of(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        sixteen: bool | None = None,
+    ) -> Panels:
         """Packs ``weight`` [outputs, inputs] and ``bias`` [outputs].
 
         Args:
             dtype: the dtype of the panels, perhaps ``torch.int8``; by default one of 16 bits if it holds every value,
                 and pairs if the weight is in bfloat16.
+            sixteen: whether the scales of int8 are in float16; by default if it holds them nearly.
         """
         if dtype == torch.int8:
-            return cls.of_int8(*quantized(weight), bias)
+            sixteen = _has_even_scales(weight) if sixteen is None else sixteen
+            return cls.of_int8(*quantized(weight, sixteen=sixteen), bias, sixteen=sixteen)
         outputs, inputs = weight.shape
         panels, whole = -(-outputs // PANEL), outputs // PANEL
         side = 2 if dtype is None and weight.dtype == torch.bfloat16 else 1  # inputs of an output side by side
@@ -73,18 +82,26 @@ class Panels:
         """Packs matrices [matrices, outputs, inputs] one after the other, each into panels of its own."""
         if weights.dtype != torch.bfloat16:  # whose matrices are in pairs
             dtype = dtype or narrowest(weights.flatten(0, 1))
-        first = cls.of(weights[0], dtype=dtype).packed
+        sixteen = dtype == torch.int8 and all(map(_has_even_scales, weights))
+        first = cls.of(weights[0], dtype=dtype, sixteen=sixteen).packed
         packed = first.new_empty(len(weights), *first.shape)
         for index, weight in enumerate(weights):
-            packed[index] = cls.of(weight, dtype=dtype).packed
+            packed[index] = cls.of(weight, dtype=dtype, sixteen=sixteen).packed
         return cls(len(weights) * len(first) * PANEL, weights.shape[2], packed.flatten(0, 1), None)
 
     @classmethod
-    def of_int8(cls, values: Tensor, scales: Tensor, bias: Tensor | None = None) -> Panels:
-        """Packs int8 ``values`` [outputs, inputs] with ``scales`` [outputs, groups], or [outputs, 1] for all groups."""
+    def of_int8(
+        cls, values: Tensor, scales: Tensor, bias: Tensor | None = None, *, sixteen: bool | None = None
+    ) -> Panels:
+        """Packs int8 ``values`` [outputs, inputs] with ``scales`` [outputs, groups], or [outputs, 1] for all groups.
+
+        Args:
+            sixteen: whether the scales are held in float16; by default if it holds each exactly.
+        """
         outputs, inputs = values.shape
         panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
-        of_scales = PANEL * (2 if torch.equal(scales.half().float(), scales.float()) else 4)
+        sixteen = torch.equal(scales.half().float(), scales.float()) if sixteen is None else sixteen
+        of_scales = PANEL * (2 if sixteen else 4)
         made = cls(
             outputs,
             inputs,
@@ -141,14 +158,19 @@ def filled(bias: Tensor, panels: int) -> Tensor:
     return functional.pad(bias.float(), (0, panels * PANEL - len(bias))).contiguous()
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantizes a matrix in groups as `in_groups` does, some rows at a time, by scales that float16 holds exactly."""
+def quantized(weight: Tensor, *, sixteen: bool | None = None) -> tuple[Tensor, Tensor]:
+    """Quantizes a matrix as `in_groups` does, some rows at a time.
+
+    Args:
+        sixteen: as for `in_groups`; by default if float16 holds all scales nearly.
+    """
+    sixteen = _has_even_scales(weight) if sixteen is None else sixteen
     outputs, inputs = weight.shape
     groups = -(-inputs // GROUP)
     values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups, dtype=torch.float32)
     for start in range(0, outputs, _PART):
         part = slice(start, start + _PART)
-        values[part], scales[part] = in_groups(weight[part], sixteen=True)
+        values[part], scales[part] = in_groups(weight[part], sixteen=sixteen)
     return values, scales
 
 
@@ -157,18 +179,32 @@ def in_groups(part: Tensor, *, sixteen: bool = False) -> tuple[Tensor, Tensor]:
     [rows, groups].
 
     Args:
-        sixteen: scales are rounded up to numbers of float16, unless most of them are too small or one is too large.
+        sixteen: scales are rounded up to numbers of float16.
     """
     rows, inputs = part.shape
-    grouped = functional.pad(part.float(), (0, -inputs % GROUP)).view(rows, -1, GROUP)
-    largest = grouped.abs().amax(-1, keepdim=True)
-    if sixteen and float(largest.mean()) / 127 > 100 * _SMALLEST and float(largest.max()) / 127 < _LARGEST:
+    grouped, largest = _largest(part)
+    if sixteen:
         nearest = (largest / 127.0).half()
         above = (nearest.view(torch.int16) + 1).view(torch.float16)
         largest = torch.where(127.0 * nearest.float() < largest, above, nearest).float() * 127.0
     inverse = torch.where(largest > 1e-30, 127.0 / largest, 0.0)  # the inverse of a smaller number may be infinite
     values = (grouped * inverse).round_().to(torch.int8).view(rows, -1)[:, :inputs]
     return values, (largest / 127.0)[..., 0]
+
+
+def _largest(part: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the groups of ``part``, float32 [rows, groups, 32], and the largest size of a number in each."""
+    grouped = functional.pad(part.float(), (0, -part.shape[1] % GROUP)).view(len(part), -1, GROUP)
+    return grouped, grouped.abs().amax(-1, keepdim=True)
+
+
+def _has_even_scales(weight: Tensor) -> bool:
+    """True if float16 holds the scales of a matrix in int8 nearly: none is too small or too large for it."""
+    for start in range(0, len(weight), _PART):
+        scales = _largest(weight[start : start + _PART])[1] / 127.0
+        if not bool(((scales == 0.0) | ((scales >= _LEAST) & (scales < _MOST))).all()):
+            return False
+    return True
 
 
 def narrowest(weight: Tensor) -> torch.dtype:

@@ -539,18 +539,30 @@ def test_panels_hold_the_matrix_exactly(outputs: int, inputs: int, dtype: torch.
     seed=st.integers(0, 99),
 )
 def test_panels_hold_the_matrix_in_int8(outputs: int, inputs: int, power: int, seed: int) -> None:
-    """Within half of a step of each group's scale, even if float16 cannot hold the scales."""
+    """Within half of a step of each group's scale, even if float16 holds few of the scales well."""
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)) * 2.0**power
+    weight[outputs // 2] *= 1e-4
+    weight[outputs // 3] = 0.0
     packed = Panels.of(weight, dtype=torch.int8)
     held = packed.part(0, outputs)
     assert held.shape == weight.shape
-    slack = 2.0**-25 if power >= -9 else 0.0  # half of the least step of float16, in which these scales are
     for start in range(0, inputs, GROUP):
         own, kept = weight[:, start : start + GROUP], held[:, start : start + GROUP]
         step = own.abs().amax(1, keepdim=True) / 127
-        assert bool(((own - kept).abs() <= step * 0.501 + slack).all())
+        assert bool(((own - kept).abs() <= step * 0.505).all())
     places = torch.arange(outputs).flip(0)
     assert torch.equal(packed.rows(places), held[places])
+
+
+@pytest.mark.parametrize(("factor", "of_scale"), [(1.0, 2), (0.0, 2), (1e-3, 4), (float("nan"), 4)])
+def test_experts_of_unequal_size_have_one_format(factor: float, of_scale: int) -> None:
+    weights = torch.randn(3, 40, 64, generator=torch.Generator().manual_seed(1)) * 0.02
+    weights[1] *= factor
+    packed = Panels.of_each(weights, dtype=torch.int8)
+    assert packed.packed.shape == (6, 2, 32 * (of_scale + 32))
+    for index, weight in enumerate(weights):
+        held = packed.part(64 * index, 64 * index + 40)
+        torch.testing.assert_close(held, weight, rtol=0.0, atol=4e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize(("scale", "of_scale"), [(0.25, 2), (0.1, 4)])
