@@ -443,6 +443,12 @@ class ModuleBlueprint(Blueprint):
         """Calls ``compare`` unless this model has passed it before. ``computed`` has further values on which the
         outcome depends.
         """
+        PassedComparisons.of_user().once(self._key(*computed), compare)
+
+    def has_passed(self, *computed: object) -> bool:
+        """Returns whether `compare_once` would call nothing."""
+        return self._key(*computed) in PassedComparisons.of_user().passed()
+
+    def _key(self, *computed: object) -> str:
         settings = (self.config.quantization, self.kv_dtype, *computed)
-        key = comparison_key(self.checkpoint.stamps, self.fingerprint, self.device, self.dtype, *settings)
-        PassedComparisons.of_user().once(key, compare)
+        return comparison_key(self.checkpoint.stamps, self.fingerprint, self.device, self.dtype, *settings)

@@ -91,9 +91,9 @@ def _compare_decoder(
     else:
         witnesses.append(_Witness(checkpoint))
         witnessed = evolve(own, witness=witnesses[0].hear, cross_witness=witnesses[1].hear)
-    with refused(partial(_refusal, checkpoint)), exactly(own.decoder):
+    with refused(partial(refusal_of, checkpoint)), exactly(own.decoder):
         if not own.decoder._can_set_attn_implementation():
-            raise _refusal(checkpoint, "does not let the engine replace its attention")
+            raise refusal_of(checkpoint, "does not let the engine replace its attention")
         own.attach("eager")  # transformers' exact implementation
         expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.tracebacks`
         own.attach()
@@ -104,7 +104,7 @@ def _compare_decoder(
         if open_native is None:
             break
         over = own if stored == dtype else _over(network, stored)
-        with _opened(open_native, over) as native, refused(partial(_refusal, checkpoint)):
+        with _opened(open_native, over) as native, refused(partial(refusal_of, checkpoint)):
             found, int8 = _read(evolve(over, native=native), prompts, outputs), native.in_int8
         held = "" if stored == dtype else f" with keys and values in {str(stored).removeprefix('torch.')}"
         how = f"by the native library{held} than by transformers"
@@ -121,7 +121,7 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
         UnsupportedModel: the model cannot be run, or the numbers differ.
     """
     prompts = _prompts(checkpoint, _SIMILAR)
-    with refused(partial(_refusal, checkpoint)), exactly(network.model.module):
+    with refused(partial(refusal_of, checkpoint)), exactly(network.model.module):
         expected = [_mean(network, prompt) for prompt in prompts]
         _check_numbers(network.model.module, expected, checkpoint)
         records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
@@ -150,7 +150,7 @@ def compare_items(
     Raises:
         UnsupportedModel: the module cannot be run, or the numbers differ.
     """
-    with refused(partial(_refusal, checkpoint)), exactly(module):
+    with refused(partial(refusal_of, checkpoint)), exactly(module):
         expected = theirs()
         _check_numbers(module, expected, checkpoint)
         found = ours()
@@ -288,7 +288,7 @@ class _Witness:
     def hear(self, request: LayerRequest) -> None:
         shape = self.checkpoint.shape
         if request.layer in self.layers or not request.layer < shape.layers:
-            raise _refusal(
+            raise refusal_of(
                 self.checkpoint,
                 f"has {shape.layers} layers by config.json, but layer {request.layer} asks for attention after the "
                 f"layers {self.layers}",
@@ -298,7 +298,7 @@ class _Witness:
         for name, written in {**sizes, "window": shape.windows[request.layer]}.items():
             if (asked := getattr(request, name)) != written:
                 told = f"has a layer {request.layer} with {name}={asked}, but config.json says {written}"
-                raise _refusal(self.checkpoint, told)
+                raise refusal_of(self.checkpoint, told)
 
     def check(self) -> None:
         """Refuses the model if some layer did not call attention in the step. Something else mixes the positions
@@ -306,7 +306,7 @@ class _Witness:
         """
         silent = sorted(set(range(self.checkpoint.shape.layers)) - set(self.layers))
         if silent:
-            raise _refusal(self.checkpoint, f"does not ask for attention in its layers {', '.join(map(str, silent))}")
+            raise refusal_of(self.checkpoint, f"does not ask for attention in its layers {', '.join(map(str, silent))}")
         self.layers.clear()
 
 
@@ -317,7 +317,7 @@ def _check_numbers(module: torch.nn.Module, expected: list[Tensor], checkpoint: 
     named = ((name, weight) for name, weight in module.state_dict().items() if weight.is_floating_point())
     wrong = next((name.replace(".packed", ".weight") for name, weight in named if not weight.isfinite().all()), None)
     where = "computes values that are NaN or infinite" if wrong is None else f"has NaN or infinite values in {wrong}"
-    raise _refusal(checkpoint, f"{where}; copy or convert the weights again, or try another dtype")
+    raise refusal_of(checkpoint, f"{where}; copy or convert the weights again, or try another dtype")
 
 
 def _compare(
@@ -337,8 +337,8 @@ def _compare(
         if not apart <= (_TOLERANCE_OF_INT8 if int8 else _TOLERANCE[dtype]) * max(largest, 1e-6):
             wrong.append(f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})")
     if len(wrong) > (len(expected) - 1 if some else 0):
-        raise _refusal(checkpoint, wrong[0])
+        raise refusal_of(checkpoint, wrong[0])
 
 
-def _refusal(checkpoint: ModuleCheckpoint, reason: str) -> UnsupportedModel:
+def refusal_of(checkpoint: ModuleCheckpoint, reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"{checkpoint.architecture} in {checkpoint.folder} {reason}; allowed: {checkpoint.allowed}")

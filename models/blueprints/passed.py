@@ -32,12 +32,13 @@ class PassedComparisons:
 
     def once(self, key: str, prove: Callable[[], None]) -> None:
         """Calls ``prove`` unless an earlier call under this ``key`` returned without an error."""
-        if key in self._passed():
+        if key in self.passed():
             return
         prove()
-        self.file.write({"passed": [*self._passed(), key][-_KEPT:]})
+        self.file.write({"passed": [*self.passed(), key][-_KEPT:]})
 
-    def _passed(self) -> list[str]:
+    def passed(self) -> list[str]:
+        """Returns the keys, the latest last."""
         passed = self.file.read().get("passed")
         return passed if isinstance(passed, list) else []
 

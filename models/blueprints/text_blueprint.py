@@ -28,7 +28,7 @@ from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from .blueprint import NATIVE_ROWS, ModuleBlueprint, Own, Parts
-from .comparison import LONGEST, LONGEST_TEXT, compare_encoder
+from .comparison import LONGEST, LONGEST_TEXT, compare_encoder, refusal_of, refused
 
 
 @frozen(kw_only=True, eq=False)
@@ -68,10 +68,13 @@ class TextBlueprint(ModuleBlueprint):
         int8, tower = self.config.quantization is not None, self._tower(module)
         if not isinstance(tower, str):
             tower.pack(int8=int8)
-        if decoder is not None:
-            answers = decoder.pack(int8=int8)
-            if isinstance(decoder, CausalDecoder) and answers:
+        if isinstance(decoder, CausalDecoder):
+            with refused(partial(refusal_of, self.checkpoint)):
+                answers = decoder.pack(int8=int8, answering=not self.has_passed("experts"))
+            if answers:
                 self.compare_items(module, partial(list, answers), decoder.answers, "experts")
+        elif decoder is not None:
+            decoder.pack(int8=int8)
         elif int8:
             quantize_modules(module, self._language(module))
 

@@ -195,12 +195,14 @@ class CausalDecoder:
             return f"its feed-forward part has a width of {odd[0]}; known: multiples of {PANEL}"
         return None
 
-    def pack(self, *, int8: bool = False) -> list[Tensor]:
+    def pack(self, *, int8: bool = False, answering: bool = False) -> list[Tensor]:
         """Replaces the linear layers and the embedding of the decoder by packed matrices, one after the other: at no
-        time is more than one matrix held twice. Returns the `answers` of transformers' own experts.
+        time is more than one matrix held twice. Returns what `answers` would return before: those of transformers' own
+        experts.
 
         Args:
             int8: quantize the matrices.
+            answering: compute the answers; otherwise none are returned.
         """
         answers = list[Tensor]()
         for layer in self.layers:
@@ -208,7 +210,7 @@ class CausalDecoder:
                 heads = self.config.num_attention_heads if index == 0 and layer.recipe.in_heads else 0
                 pack_linears(parent, names, int8=int8, heads=heads)
             if layer.experts is not None:  # what chooses or weighs experts stays exact
-                answers += answers_of(layer.experts, self.base.dtype)
+                answers += answers_of(layer.experts, self.base.dtype) if answering else ()
                 layer.feed.experts = PackedExperts(layer.experts, int8=int8)
                 layer.router.register_buffer("packed", Panels.of(layer.router.weight.detach()).packed)
             if layer.gate is not None:
