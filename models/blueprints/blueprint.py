@@ -19,13 +19,15 @@ from ..architectures.items import ItemSettings
 from ..checkpoints.files import is_mapped
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
+from ..checkpoints.unread import fingerprint_of, read_all
 from ..checkpoints.whisper_checkpoint import Checkpoint, WeightFiles
 from ..machine.devices import find_kv_dtype
+from ..memory.allocator import trim
 from ..memory.budget import Available, Budget, KVSizes
 from ..memory.encoder_states import MOST_STATES
 from ..memory.frame_states import FrameSlots, FrameStates
 from ..memory.kv import PagedKV
-from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
+from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.slots import CrossKV
 from ..native.crossed_decoder import CrossedDecoder
 from ..native.decoders import CausalDecoder
@@ -336,6 +338,7 @@ class ModuleBlueprint(Blueprint):
         why_not = decoder if isinstance(decoder, str) else None
         self.check_kv_dtype(why_not)
         evolve(self, fingerprint=files.fingerprint).pack(loaded.module, decoder if why_not is None else None)
+        read_all(loaded.module)
         model = self.place(loaded, copied=is_mapped(self.checkpoint.folder))
         loaded.release()
         if why_not is None:
@@ -444,6 +447,7 @@ class ModuleBlueprint(Blueprint):
         outcome depends.
         """
         PassedComparisons.of_user().once(self._key(*computed), compare)
+        trim()  # a comparison leaves much behind
 
     def has_passed(self, *computed: object) -> bool:
         """Returns whether `compare_once` would call nothing."""

@@ -29,7 +29,8 @@ class CrossedBlueprint(ModuleBlueprint):
     checkpoint: CrossedCheckpoint
 
     def read(self) -> nn.Module:
-        module = load_module(self.checkpoint.family.loader, self.checkpoint.folder, self.dtype)
+        family, lazily = self.checkpoint.family, self.not_native() is None
+        module = load_module(family.loader, self.checkpoint.folder, self.dtype, lazily=lazily)
         _set_apart(module)
         return module
 

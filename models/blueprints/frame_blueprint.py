@@ -52,7 +52,8 @@ class FrameBlueprint(ModuleBlueprint):
         return MOST_TEXTS if self.checkpoint.family.causal else 0
 
     def read(self) -> nn.Module:
-        module = load_module(self.checkpoint.family.loader, self.checkpoint.folder, self.dtype)
+        family, lazily = self.checkpoint.family, Blueprint.not_native(self) is None
+        module = load_module(family.loader, self.checkpoint.folder, self.dtype, lazily=lazily)
         for part in module.modules():
             if isinstance(part, nn.LSTM):
                 part._flat_weights = []  # a second list of the weights, which nothing here reads

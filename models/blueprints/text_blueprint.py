@@ -54,8 +54,8 @@ class TextBlueprint(ModuleBlueprint):
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
         if checkpoint.family is not None:
             return checkpoint.family.load(folder, self.dtype)
-        quantized = checkpoint.quantized
-        module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", quantized=quantized)
+        quantized, lazily = checkpoint.quantized, self.not_native() is None
+        module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", quantized=quantized, lazily=lazily)
         others = adopt_quantized(module, self.dtype) if quantized else []
         if others:
             raise UnsupportedModel(

@@ -21,6 +21,7 @@ from .parts import cut_off, leaving_out
 from .settings import FileSettings
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
+from .unread import UnreadSlice
 
 TRIED = "5.23"
 """The version of transformers that was tried. Others are allowed, but some families and loads read private parts."""
@@ -38,6 +39,7 @@ def load_module(
     spare: str | None = None,
     quantized: bool = False,
     left_out: str = "",
+    lazily: bool = False,
 ) -> nn.Module:
     """Returns the model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
 
@@ -45,13 +47,15 @@ def load_module(
         spare: the name of an unused part, whose weights may be missing.
         quantized: another library quantized the weights, and transformers uses this library to read them.
         left_out: the name of a part to leave out of the model; its weights are not read.
+        lazily: matrices in safetensors are `UnreadTensor`, which are read when they are needed.
 
     Raises:
         UnsupportedModel: the library that quantized the weights is not installed.
         CheckpointError: weights are missing (transformers would fill them at random), damaged, or of another shape.
     """
     with TURNS.quiet():
-        module, told = _load_private(loader, folder, dtype, mapped=quantized or is_mapped(folder), left_out=left_out)
+        made = None if quantized or is_mapped(folder) else UnreadSlice if lazily else StoredTensor
+        module, told = _load_private(loader, folder, dtype, made, left_out=left_out)
     missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
@@ -68,22 +72,20 @@ def load_module(
 
 
 def _load_private(
-    loader: str, folder: Path, dtype: torch.dtype, *, mapped: bool, left_out: str
+    loader: str, folder: Path, dtype: torch.dtype, stored: type[StoredTensor] | None, *, left_out: str
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the module, and what transformers tells of the load. Unless the files are ``mapped``, safetensors weights
-    are read piece by piece, each tensor into its own memory. transformers itself would map the files, and mapped pages
-    that are read count as the process's memory. If a part is left out, the caller must call `cut_off`."""
+    """Returns the module, and what transformers tells of the load. Weights in safetensors are ``stored``
+    tensors, which are read piece by piece, each into its own memory. ``None``: transformers maps the files, and mapped
+    pages that are read count as the process's memory. If a part is left out, the caller must call `cut_off`."""
     with TURNS.turn(), _errors(loader, folder):
         import transformers
 
         config = load_part("AutoConfig", folder)
         made = getattr(transformers, _base_class(config) if loader == "AutoModel" else loader)
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
-    if not mapped:
-        stored: dict[str, StoredTensor] = {}
-        for path in find_weights(folder):
-            stored.update(stored_tensors(path))
-        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": stored}
+    if stored is not None:
+        weights = {name: one for path in find_weights(folder) for name, one in stored_tensors(path, stored).items()}
+        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
     own: Any = leaving_out(private(made), left_out) if left_out else private(made)
     own.made_by.discard(threading.get_ident())
     with OwnDefaults(), _errors(loader, folder):

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from math import prod
 from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from ...core.errors import CheckpointError
 
 _PIECE = 1 << 20  # bytes
+SAMPLE = 256
+"""Values of a tensor that go into a fingerprint."""
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -55,6 +57,8 @@ class StoredTensor:
     begin: int  # offset in the file
     kind: str  # the dtype of the values, as the file names it, such as "F32"
     shape: tuple[int, ...]
+
+    has_parts = True  # `part` can be called
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,14 +96,31 @@ class StoredTensor:
             raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: {error}") from error
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the tensor in another dtype, as transformers asks for it."""
+        return self.read(dtype or self.dtype, device)
+
+    def read(self, dtype: torch.dtype, device: Any = None) -> Tensor:
         """Reads the tensor into memory that torch has allocated."""
-        target = torch.empty(self.shape, device=device, dtype=dtype or self.dtype)
+        target = torch.empty(self.shape, device=device, dtype=dtype)
         fill(target, self.pieces())
         return target
 
+    def part(self, index: int) -> Self:
+        """Returns the values at ``index`` of the first dimension."""
+        return self.cut(index * prod(self.shape[1:]), self.shape[1:])
+
+    def sample(self) -> Iterator[Tensor]:
+        """Yields a few values from the middle."""
+        count, most = prod(self.shape), min(prod(self.shape), SAMPLE)
+        yield self.cut((count - most) // 2, (most,)).read(self.dtype)
+
+    def cut(self, first: int, shape: tuple[int, ...]) -> Self:
+        """Returns the values from the one with the number ``first`` on, as a tensor of ``shape``."""
+        return evolve(self, begin=self.begin + first * self.dtype.itemsize, shape=shape)
+
     def __getitem__(self, index: Any) -> Any:
         """Returns this object for ``...``, otherwise the values at ``index``."""
-        return self if index is ... else self.to()[index]
+        return self if index is ... else self.read(self.dtype)[index]
 
     def get_shape(self) -> list[int]:
         """Returns the tensor's sizes, without reading the tensor."""
@@ -155,8 +176,9 @@ def open_weights(path: Path) -> dict[str, StoredTensor | MappedTensor]:
         raise CheckpointError(f"{path} cannot be read: {error}; save the checkpoint again, as safetensors") from error
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Opens the tensors of a safetensors file, by name. Raises `CheckpointError` if the file is damaged."""
+def stored_tensors(path: Path, made: type[StoredTensor] = StoredTensor) -> dict[str, StoredTensor]:
+    """Opens the tensors of a safetensors file, by name, as objects of the class ``made``. Raises `CheckpointError` if
+    the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -167,7 +189,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path} cannot be read: {error}; download or save the checkpoint again") from error
     header.pop("__metadata__", None)
     return {
-        name: StoredTensor(
+        name: made(
             path=path,
             name=name,
             begin=8 + length + about["data_offsets"][0],

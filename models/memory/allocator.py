@@ -8,11 +8,14 @@ import mmap
 import platform
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `trim` is imported before an engine starts, and torch takes seconds
     import torch
     from torch import Tensor
+
+ROOMY = 16 << 20  # bytes of a tensor that fills large pages alone
 
 
 def trim() -> None:
@@ -45,6 +48,14 @@ def large_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
         if start < end:
             advise(start, end - start, mmap.MADV_HUGEPAGE)  # only an advice: a kernel without large pages refuses it
     return made
+
+
+def roomy_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Returns a new tensor on the CPU, in large pages if it fills some alone: it has `ROOMY` bytes or more."""
+    import torch
+
+    roomy = prod(shape) * dtype.itemsize >= ROOMY
+    return large_empty(shape, dtype) if roomy else torch.empty(shape, dtype=dtype)
 
 
 @cache

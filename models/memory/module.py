@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +11,10 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from .allocator import large_empty, trim
+from .allocator import ROOMY, large_empty, trim
 
-_CHUNK = 64 << 20  # bytes of weights that `gather` moves before it returns what they left
+_CHUNK = 64 << 20  # the most bytes of weights that `gather` moves before it returns what they left
 _LEAST = 4_096  # bytes of a tensor that `gather` moves
-_SAMPLE = 256  # values of each tensor that go into a fingerprint
 
 
 @define(eq=False)
@@ -44,17 +42,22 @@ class TransformerModel:
         return TransformerModel(module)
 
     def gather(self) -> None:
-        """Moves the matrices that are on the CPU into memory of large pages, about `_CHUNK` bytes at a time: most are
-        smaller than a large page. Tensors that modules share stay shared; those below `_LEAST` bytes are not moved."""
+        """Moves the matrices that are on the CPU into memory of large pages, some at a time: most are smaller than a
+        large page. Tensors that modules share stay shared; those below `_LEAST` bytes are not moved, nor are large
+        packed ones, which `roomy_empty` has put there."""
         places: dict[int, list[tuple[Any, Any]]] = {}
         for held, key, value in _places(self.module):
-            if value.device.type == "cpu" and value.nbytes >= _LEAST:
+            packed = value.nbytes >= ROOMY and value.dim() > 2  # as `Panels` are, in large pages from the first
+            if value.device.type == "cpu" and value.nbytes >= _LEAST and not packed:
                 places.setdefault(id(value), []).append((held, key))
+        whole = sum(held[key].nbytes for (held, key), *_ in places.values())
+        chunk = min(_CHUNK, max(_CHUNK, whole) // 16)  # what is moved is held twice
         waiting, size = list[list[tuple[Any, Any]]](), 0
+        trim()
         for number, place in enumerate(places.values(), 1):
             waiting.append(place)
             size += _rounded(place[0][0][place[0][1]].nbytes)
-            if size >= _CHUNK or number == len(places):
+            if size >= chunk or number == len(places):
                 _move(waiting, large_empty((size,), torch.uint8))
                 waiting, size = [], 0
                 trim()  # returns what the moved tensors left
@@ -137,13 +140,3 @@ class ModuleFiles:
     """The weights of a checkpoint as transformers reads them."""
 
     fingerprint: str = field(init=False, default="")  # see `fingerprint_of`; empty until the weights are read
-
-
-def fingerprint_of(module: nn.Module) -> str:
-    """Returns a hash of a sample of each tensor. The sample is large enough that two trainings of one model differ."""
-    digest = hashlib.sha256()
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        flat = tensor.detach().flatten()
-        digest.update(flat[:: max(1, len(flat) // _SAMPLE)].float().cpu().numpy().tobytes())
-    return digest.hexdigest()

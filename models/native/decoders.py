@@ -205,6 +205,7 @@ class CausalDecoder:
             answering: compute the answers; otherwise none are returned.
         """
         answers = list[Tensor]()
+        pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)  # the largest
         for layer in self.layers:
             for index, (parent, names) in enumerate(layer.matrices):
                 heads = self.config.num_attention_heads if index == 0 and layer.recipe.in_heads else 0
@@ -215,7 +216,6 @@ class CausalDecoder:
                 layer.router.register_buffer("packed", Panels.of(layer.router.weight.detach()).packed)
             if layer.gate is not None:
                 pack_linears(layer.feed, ("shared_expert_gate",))
-        pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)
         return answers
 
     def answers(self) -> list[Tensor]:

@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional
 
+from ..memory.allocator import roomy_empty
 from .library import MatrixData
 
 PANEL = 32  # outputs that lie side by side
@@ -64,16 +65,15 @@ class Panels:
             sixteen = _has_even_scales(weight) if sixteen is None else sixteen
             return cls.of_int8(*quantized(weight, sixteen=sixteen), bias, sixteen=sixteen)
         outputs, inputs = weight.shape
-        panels, whole = -(-outputs // PANEL), outputs // PANEL
+        panels = -(-outputs // PANEL)
         side = 2 if dtype is None and weight.dtype == torch.bfloat16 else 1  # inputs of an output side by side
-        own = functional.pad(weight, (0, 1)) if inputs % side else weight
-        places = own.shape[1] // side
-        packed = torch.empty(panels, places, PANEL, side, dtype=dtype or narrowest(weight))
-        packed[:whole] = own[: whole * PANEL].view(whole, PANEL, places, side).transpose(1, 2)
-        if whole < panels:
-            rest = outputs - whole * PANEL
-            packed[whole] = 0
-            packed[whole, :, :rest] = own[whole * PANEL :].view(rest, places, side).transpose(0, 1)
+        places = -(-inputs // side)
+        packed = roomy_empty((panels, places, PANEL, side), dtype or narrowest(weight))
+        for start in range(0, outputs, _PART):
+            part = _rows(weight, start)
+            lack = (0, -inputs % side, 0, -len(part) % PANEL)
+            own = (functional.pad(part, lack) if any(lack) else part).view(-1, PANEL, places, side)
+            packed[start // PANEL :][: len(own)] = own.transpose(1, 2)
         packed = packed if side > 1 else packed[..., 0]
         return cls(outputs, inputs, packed, None if bias is None else filled(bias, panels))
 
@@ -81,12 +81,14 @@ class Panels:
     def of_each(cls, weights: Tensor, *, dtype: torch.dtype | None = None) -> Panels:
         """Packs matrices [matrices, outputs, inputs] one after the other, each into panels of its own."""
         if weights.dtype != torch.bfloat16:  # whose matrices are in pairs
-            dtype = dtype or narrowest(weights.flatten(0, 1))
-        sixteen = dtype == torch.int8 and all(map(_has_even_scales, weights))
-        first = cls.of(weights[0], dtype=dtype, sixteen=sixteen).packed
-        packed = first.new_empty(len(weights), *first.shape)
-        for index, weight in enumerate(weights):
-            packed[index] = cls.of(weight, dtype=dtype, sixteen=sixteen).packed
+            dtypes = {dtype} if dtype else {narrowest(_part(weights, index)) for index in range(len(weights))}
+            dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        each = range(len(weights))  # one is read at a time
+        sixteen = dtype == torch.int8 and all(_has_even_scales(_part(weights, index)) for index in each)
+        first = cls.of(_part(weights, 0), dtype=dtype, sixteen=sixteen).packed
+        packed = roomy_empty((len(weights), *first.shape), first.dtype)
+        for index in each:
+            packed[index] = cls.of(_part(weights, index), dtype=dtype, sixteen=sixteen).packed
         return cls(len(weights) * len(first) * PANEL, weights.shape[2], packed.flatten(0, 1), None)
 
     @classmethod
@@ -105,7 +107,7 @@ class Panels:
         made = cls(
             outputs,
             inputs,
-            torch.empty(panels, groups, of_scales + _VALUES, dtype=torch.uint8),
+            roomy_empty((panels, groups, of_scales + _VALUES), torch.uint8),
             None if bias is None else filled(bias, panels),
         )
         rest = panels * PANEL - outputs
@@ -142,7 +144,14 @@ class Panels:
     def part(self, start: int, stop: int) -> Tensor:
         """Returns the weights of outputs ``start .. stop - 1``, float32 [stop - start, inputs]. They are equal to the
         weights before packing, apart from the rounding to int8."""
-        return self.rows(torch.arange(start, stop))
+        first = start // PANEL
+        own = slice(first, -(-stop // PANEL))
+        if self.in_int8:
+            values = self._values[own].permute(0, 3, 1, 2, 4).flatten(3)  # [panels, 32, groups, 32]
+            weights = values * self._scales[own].transpose(1, 2)[..., None].float()
+        else:
+            weights = self.packed[own].float().transpose(1, 2)  # [panels, 32, inputs], or [panels, 32, pairs, 2]
+        return weights.reshape(-1, weights[0, 0].numel())[start - first * PANEL : stop - first * PANEL, : self.inputs]
 
     def data(self) -> Any:
         """Returns a pointer for the library, which is valid as long as the tensors are."""
@@ -170,7 +179,7 @@ def quantized(weight: Tensor, *, sixteen: bool | None = None) -> tuple[Tensor, T
     values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups, dtype=torch.float32)
     for start in range(0, outputs, _PART):
         part = slice(start, start + _PART)
-        values[part], scales[part] = in_groups(weight[part], sixteen=sixteen)
+        values[part], scales[part] = in_groups(_rows(weight, start), sixteen=sixteen)
     return values, scales
 
 
@@ -192,6 +201,18 @@ def in_groups(part: Tensor, *, sixteen: bool = False) -> tuple[Tensor, Tensor]:
     return values, (largest / 127.0)[..., 0]
 
 
+def _rows(weight: Tensor, start: int) -> Tensor:
+    """Returns the rows that are converted together with row ``start``. Tensors that are read late read them alone."""
+    read: Any = getattr(weight, "read_rows", None)
+    return weight[start : start + _PART] if read is None else read(start, start + _PART)
+
+
+def _part(weights: Tensor, index: int) -> Tensor:
+    """Returns a matrix of several, as `_rows` returns rows."""
+    read: Any = getattr(weights, "read_part", None)
+    return weights[index] if read is None else read(index)
+
+
 def _largest(part: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the groups of ``part``, float32 [rows, groups, 32], and the largest size of a number in each."""
     grouped = functional.pad(part.float(), (0, -part.shape[1] % GROUP)).view(len(part), -1, GROUP)
@@ -201,7 +222,7 @@ def _largest(part: Tensor) -> tuple[Tensor, Tensor]:
 def _has_even_scales(weight: Tensor) -> bool:
     """True if float16 holds the scales of a matrix in int8 nearly: none is too small or too large for it."""
     for start in range(0, len(weight), _PART):
-        scales = _largest(weight[start : start + _PART])[1] / 127.0
+        scales = _largest(_rows(weight, start))[1] / 127.0
         if not bool(((scales == 0.0) | ((scales >= _LEAST) & (scales < _MOST))).all()):
             return False
     return True
@@ -212,6 +233,7 @@ def narrowest(weight: Tensor) -> torch.dtype:
     if weight.dtype in {torch.float16, torch.bfloat16}:
         return weight.dtype
     for dtype in (torch.bfloat16, torch.float16):
-        if all(bool((part.to(dtype) == part).all()) for part in torch.split(weight, _PART)):
+        parts = (_rows(weight, start) for start in range(0, len(weight), _PART))
+        if all(torch.equal(part.to(dtype).to(part.dtype), part) for part in parts):
             return dtype
     return torch.float32

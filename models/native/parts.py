@@ -17,6 +17,7 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..memory.allocator import trim
 from .library import ACTIVATIONS
 from .panels import PANEL, Panels, filled, quantized
 from .program import Normed, Program
@@ -24,7 +25,8 @@ from .program import Normed, Program
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
-_PART = 4096  # outputs that are unpacked at a time
+_PART = 1024  # outputs that are unpacked at a time
+_LARGE = 1 << 20  # bytes
 
 
 class PackedLinear(nn.Module):
@@ -99,7 +101,7 @@ def answers_of(experts: Any, dtype: torch.dtype) -> list[Tensor]:
     long that it matters which numbers are the gate."""
     count, dice = experts.num_experts, torch.Generator().manual_seed(0)
     rows = torch.randn(count, experts.hidden_dim, generator=dice, dtype=torch.float32).mul_(30.0).to(dtype)
-    with torch.inference_mode():
+    with torch.no_grad():
         each = torch.arange(count)[:, None]
         return list(unwrap(type(experts).forward)(experts, rows, each, rows.new_ones(count, 1)).float())
 
@@ -271,6 +273,8 @@ def pack_joined(places: Sequence[tuple[Any, str]], *, int8: bool = False, heads:
     modules = [getattr(parent, name) for parent, name in places]
     for (parent, name), made in zip(places, packed(modules, int8=int8, heads=heads), strict=True):
         setattr(parent, name, made)
+    if made.packed.nbytes >= _LARGE:
+        trim()  # what was read lay between packed matrices
 
 
 def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = False, bias: Tensor | None = None) -> None:

@@ -10,12 +10,14 @@ from functools import partial
 import pytest
 import torch
 from attrs import evolve
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import EncoderItem, Probe
 from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.checkpoints.stored import StoredTensor
 from triolet.models.native.decoders import MODEL_TYPES
 from triolet.models.native.library import Library
 from triolet.models.native.panels import Panels
@@ -337,6 +339,27 @@ def test_experts_that_are_weighed_otherwise_are_refused(open_driver, folder, tmp
     monkeypatch.setattr(Program, "route", lambda *given, **told: route(*given, **{**told, "together": True}))
     with pytest.raises(UnsupportedModel, match="other numbers by the native library than by transformers"):
         open_driver(tmp_path, **settings)
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_are_read_when_they_are_packed(open_driver, folder, tmp_path, monkeypatch, quantization):
+    """One expert after the other, and no longer held as they were read."""
+    read, seen, most = StoredTensor.read, {}, []
+
+    def noted(*told):
+        made = read(*told)
+        seen[made.data_ptr()] = StorageWeakRef(made.untyped_storage()), made.nbytes
+        most.append(sum(count for one, count in seen.values() if not one.expired()))
+        return made
+
+    model = make_more()["mixtral"]()
+    tiny(tmp_path, model.to(torch.bfloat16), folder("llama"))
+    monkeypatch.setattr(StoredTensor, "read", noted)
+    open_driver(tmp_path, quantization=quantization)
+    words = 4 * model.lm_head.weight.numel()
+    assert max(most) <= 2.1 * words, "no more than the embeddings, and the head"
+    assert 4 * sum(weight.numel() for weight in model.parameters()) > 6 * words
 
 
 def of_swapped(weights):

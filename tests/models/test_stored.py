@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from triolet.core.errors import CheckpointError
 from triolet.models.checkpoints.stored import MappedTensor, fill, open_weights, stored_tensors
+from triolet.models.checkpoints.unread import UnreadSlice, UnreadTensor, read_all
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
@@ -35,6 +36,35 @@ def test_every_tensor_is_what_the_library_reads(
         assert stored[name].get_shape() == list(tensor.shape)
         assert stored[name].dtype == tensor.dtype
         assert torch.equal(stored[name][...].to(dtype=wanted), tensor.to(wanted or dtype))
+
+
+def test_what_is_joined_of_unread_tensors_is_read_part_by_part(tmp_path: Path) -> None:
+    """As transformers joins the gates and values of experts, and as panels read rows."""
+    path, shape = tmp_path / "model.safetensors", (3, 4)
+    own = {name: torch.randn(shape) for name in "abcd"}
+    save_file(own, path)
+    a, b, c, d = (each.to() for _, each in sorted(stored_tensors(path, UnreadSlice).items()))
+    joined: Any = torch.nn.Parameter(torch.cat([torch.stack([a, b]), torch.stack([c, d])], 1))
+    assert isinstance(joined, UnreadTensor)
+    expected = torch.stack([torch.cat([own["a"], own["c"]]), torch.cat([own["b"], own["d"]])])
+    assert joined.shape == expected.shape
+    assert torch.equal(joined.read_part(1), expected[1])
+    assert torch.equal(a.read_rows(1, 9), own["a"][1:])
+    assert joined.kept == a.kept == [], "only parts were asked for"
+    joined.detach()[0, 1:] += 1.0
+    assert torch.equal(joined.read_part(0), torch.cat([expected[0][:1], expected[0][1:] + 1.0])), "it is changed"
+    assert torch.equal(joined.read_rows(1, 2), expected[1:])
+    stacked: Any = torch.stack([a, b])
+    b.mul_(2.0)
+    assert torch.equal(stacked.read_part(1), 2.0 * own["b"]), "what was joined is changed"
+    assert torch.equal(torch.cat([a, b])[4] + 0, 2.0 * own["b"][1])
+    module = torch.nn.Embedding(3, 4, _weight=c)
+    module.tied, module.seen = module.weight, module.weight.detach()
+    read_all(module)
+    assert type(module.weight) is torch.nn.Parameter
+    assert module.tied is module.weight
+    assert module.seen.data_ptr() == module.weight.data_ptr()
+    assert torch.equal(module.weight, own["c"])
 
 
 @pytest.fixture
