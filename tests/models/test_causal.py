@@ -17,6 +17,7 @@ from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import EncoderItem, Probe
 from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.blueprints.passed import PassedComparisons
 from triolet.models.checkpoints.stored import StoredTensor
 from triolet.models.native.decoders import MODEL_TYPES
 from triolet.models.native.library import Library
@@ -400,6 +401,27 @@ def test_an_expert_that_is_packed_wrongly_is_refused(open_driver, folder, tmp_pa
     monkeypatch.setattr(Panels, "of_each", packed)
     with pytest.raises(UnsupportedModel, match="other numbers by the native library"):
         open_driver(tmp_path, quantization="int8")
+
+
+class Everything:
+    """All keys of comparisons."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+def test_experts_that_cannot_be_asked_are_refused_unless_they_have_passed(open_driver, folder, tmp_path, monkeypatch):
+    tiny(tmp_path, make_more()["mixtral"](), folder("llama"))
+
+    def fail(*_):
+        raise AttributeError("hidden_dim")
+
+    monkeypatch.setattr("triolet.models.native.decoders.answers_of", fail)
+    with pytest.raises(UnsupportedModel, match="AttributeError: hidden_dim"):
+        open_driver(tmp_path)
+    monkeypatch.setattr(PassedComparisons, "passed", lambda _: Everything())
+    open_driver(tmp_path)
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
