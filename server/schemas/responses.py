@@ -276,9 +276,10 @@ def _messages(instructions: str | None, given: str | list[Any]) -> tuple[list[ch
     directly follows another call, or a text of the assistant, is joined with it into one message of the assistant."""
     messages: list[chat.ChatMessage] = []
     places: list[str] = []
-    thought = ""
+    thoughts: list[str] = []  # of the items of reasoning before the item
 
     def add(place: str, **members: Any) -> None:
+        thought = "\n".join(filter(None, thoughts))
         more: dict[str, Any] = {"reasoning_content": thought} if thought and members["role"] == "assistant" else {}
         messages.append(chat.ChatMessage(**members, **more))
         places.append(place)
@@ -299,11 +300,14 @@ def _messages(instructions: str | None, given: str | list[Any]) -> tuple[list[ch
                 function = chat.FunctionCall(name=item.name, arguments=item.arguments)
                 call = chat.ToolCall(id=item.call_id, function=function)
                 last = messages[-1] if messages and messages[-1].role == "assistant" else None
-                if last is None:
+                if last is None or any(thoughts):
                     add(f"input.{index}", role="assistant", tool_calls=[call])
                 else:
                     last.tool_calls = [*(last.tool_calls or ()), call]
-        thought = "".join(part.text for part in item.content or ()) if isinstance(item, InputReasoning) else ""
+        if isinstance(item, InputReasoning):
+            thoughts.append("".join(part.text for part in item.content or ()))
+        else:
+            thoughts.clear()
     return messages, tuple(places)
 
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from triolet import Completion
+from triolet.server.schemas.responses import InputCall, InputMessage, InputReasoning, _messages
 
 from ..api import reasoning_templates as published
 from ..api.tool_templates import HERMES, make_tool_checkpoint
@@ -161,6 +162,22 @@ def test_reasoning_that_comes_back_goes_to_the_template(service, client):
     assert (status, counted["input_tokens"]) == (200, len(told["tokens"]))
     assert "<think>\nhm\n</think>\n\nho" in prompt_of(service, **asked)
     assert "hm" not in prompt_of(service, "qwen3", messages=[*messages, *ASK]), "Qwen3's template leaves it out here"
+
+
+def test_each_item_of_reasoning_goes_with_what_follows_it():
+    def thought(text):
+        content = [{"type": "reasoning_text", "text": text}]
+        return InputReasoning.model_validate({"type": "reasoning", "id": "rs", "summary": [], "content": content})
+
+    call = {"type": "function_call", "call_id": "1", "name": "now", "arguments": "{}"}
+    calls = [InputCall.model_validate({**call, "call_id": number}) for number in "12"]
+    said = InputMessage.model_validate({"type": "message", "role": "assistant", "content": "ho"})
+    messages, places = _messages(None, [thought("A"), thought("B"), said, thought("C"), *calls])
+    assert [(one.content, one.reasoning_content, len(one.tool_calls or ())) for one in messages] == [
+        ("ho", "A\nB", 0),
+        (None, "C", 2),
+    ]
+    assert places == ("input.2.content", "input.4")
 
 
 def test_an_answer_goes_on_with_reasoning(client):
