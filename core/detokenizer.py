@@ -44,6 +44,7 @@ class TokenBytes:
     skip: bool = True
     _known: dict[tuple[int, int | None], bytes] = field(factory=dict, init=False)  # by the token and the one before
     _alone: dict[int, str] = field(factory=dict, init=False)
+    _beyond: dict[str, list[tuple[int, str]]] = field(factory=dict, init=False)
 
     @cached_property
     def cleans(self) -> bool:
@@ -67,6 +68,21 @@ class TokenBytes:
                 self._known.clear()
             self._known[key] = self._found(*key)
         return self._known[key]
+
+    def beyond(self, mark: str) -> list[tuple[int, str]]:
+        """Returns the tokens whose text has ``mark``, or begins with an end of it, and has more than line breaks behind
+        that; each with its bytes as characters. ``mark``, of which each character is a byte, ends in ASCII."""
+        if mark not in self._beyond:
+            named = [token for name, token in self.tokenizer.get_vocab().items() if mark[-1] in name[:-1]]
+            ends = [mark[-length:] for length in range(1, len(mark))]
+            texts = [(token, self.of(token, token).decode("latin-1")) for token in sorted(named)]
+            self._beyond[mark] = [
+                (token, text)
+                for token, text in texts
+                if text.partition(mark)[2].strip("\n")
+                or any(text.startswith(end) and text[len(end) :].strip("\n") for end in ends)
+            ]
+        return self._beyond[mark]
 
     def _found(self, token: int, before: int | None) -> bytes:
         alone = self._text(token)

@@ -142,9 +142,13 @@ class Preparer(Protocol):
             InvalidRequest: the tokenizer cannot join two texts.
         """
 
+    def template(self, *, tools: bool) -> str:
+        """Returns the source of the chat template that renders conversations, with ``tools`` or without; an empty text
+        if the checkpoint has none."""
+
     @property
     def tool_template(self) -> str:
-        """The source of the chat template that renders conversations with tools; empty if the checkpoint has none."""
+        """The template of conversations with tools."""
 
     def render(
         self,

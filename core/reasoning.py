@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Self
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 
 from .detokenizer import TokenBytes
 
@@ -30,14 +31,13 @@ class Stage(enum.Enum):
 class Reasoning:
     """The marks of a request's reasoning, and its budget.
 
-    ``stage`` is that of the prompt's end, since templates may write the opening mark themselves. ``direct`` is what
-    begins an answer without reasoning, if the model marks that, too. ``spelled`` has the special tokens of the marks,
-    which have no text otherwise. Behind ``budget`` tokens of reasoning come ``closing_ids``.
+    ``stage`` is that of the prompt's end, since templates may write the opening mark themselves. ``spelled`` has the
+    special tokens of the marks, which have no text otherwise. Behind ``budget`` tokens of reasoning come
+    ``closing_ids``.
     """
 
     opening: str
     closing: str
-    direct: str = ""
     stage: Stage = Stage.UNDECIDED
     opening_ids: tuple[int, ...] = ()
     closing_ids: tuple[int, ...] = ()
@@ -74,11 +74,16 @@ class Split:
         return self.answer if self.answer is not None else self.read * self.thinks
 
     @property
+    def is_spent(self) -> bool:
+        """True if the budget is spent. The closing mark is written next, perhaps behind half a mark."""
+        return self.thinks and self.reasoning.budget is not None and self.spent >= self.reasoning.budget
+
+    @property
     def forced(self) -> int | None:
         """The token that must come next, since the budget is spent; ``None``: any may come."""
-        budget, closing = self.reasoning.budget, self.reasoning.closing_ids
-        is_spent = budget is not None and self.thinks and 0 <= self.spent - budget < len(closing)
-        return closing[self.spent - budget] if budget is not None and is_spent else None
+        over = self.spent - (self.reasoning.budget or 0)
+        closing = self.reasoning.closing_ids
+        return closing[over] if self.is_spent and over < len(closing) else None
 
     def add(self, text: str) -> tuple[Split, str, str]:
         """Adds the text of a token. Returns what of all texts is certain now: of the reasoning, and of the answer."""
@@ -94,8 +99,12 @@ class Split:
             stage = stage if opening.startswith(held) else Stage.REASONS
         if stage is Stage.REASONS:
             before, mark, behind = held.partition(closing)
-            thought = (before if mark else held[: len(held) - overlap(held, closing)]).rstrip("\n")
-            stage, held = (Stage.CLOSED, behind) if mark else (stage, held[len(thought) :])
+            if mark:
+                thought = (without_half(before, closing) if self.is_spent else before).rstrip("\n")
+                stage, held = Stage.CLOSED, behind
+            elif not self.is_spent:
+                thought = without_half(held, closing).rstrip("\n")
+                held = held[len(thought) :]
         if stage is Stage.CLOSED:
             held = held.lstrip("\n")
             stage = Stage.ANSWERS if held else stage
@@ -104,16 +113,27 @@ class Split:
         return Split(self.reasoning, stage, held, read, self.spent + self.thinks, begun), thought, told
 
     def _begun(self, held: str) -> tuple[Stage, str]:
-        bare, direct = held.lstrip(_BLANKS), self.reasoning.direct
-        for mark, stage in ((self.reasoning.opening, Stage.OPENED), (direct, Stage.CLOSED)):
-            if mark and bare.startswith(mark):
-                return stage, bare[len(mark) :]
-        begins = self.reasoning.opening.startswith(bare) or (direct and direct.startswith(bare))
-        return (Stage.UNDECIDED if begins else Stage.ANSWERS), held
+        bare, opening = held.lstrip(_BLANKS), self.reasoning.opening
+        if bare.startswith(opening):
+            return Stage.OPENED, bare[len(opening) :]
+        return (Stage.UNDECIDED if opening.startswith(bare) else Stage.ANSWERS), held
 
     def rest(self) -> tuple[str, str]:
-        """Returns the reasoning and the answer in the text that is held at the end of all."""
-        return (self.held, "") if self.thinks else ("", self.held)
+        """Returns the reasoning and the answer in the text that is held at the end of all, without half a mark that
+        reasoning ends in."""
+        if not self.thinks:
+            return "", self.held
+        if self.stage is Stage.OPENED:  # held is the beginning of another opening mark
+            return "", ""
+        closing = self.reasoning.closing
+        thought = without_half(self.held, closing)
+        thought = without_half(thought, closing) if self.is_spent else thought
+        return thought if thought == self.held else thought.rstrip("\n"), ""
+
+
+def without_half(text: str, mark: str) -> str:
+    """Returns ``text`` without the part of ``mark`` that it ends in."""
+    return text[: len(text) - overlap(text, mark)]
 
 
 def overlap(text: str, mark: str) -> int:
@@ -124,29 +144,40 @@ def overlap(text: str, mark: str) -> int:
 
 @define(eq=False)
 class Track:
-    """Finds the place of one sequence among its marks. Each call names all tokens sampled so far, whatever earlier
-    calls named: draft tokens may be taken back, and beams share a track. Texts are compared byte by byte."""
+    """Finds the place of one sequence among its marks. Each call names all tokens sampled so far: more than the call
+    before, but for draft tokens, which may be taken back. Texts are compared byte by byte."""
 
-    reasoning: Reasoning
     _tokens: TokenBytes
-    _read: list[int] = field(init=False, factory=list)  # not beyond the beginning of the answer
-    _splits: list[Split] = field(init=False)  # before the first token, and behind each that was read
+    _sure: Split  # behind the tokens that stay, at most up to the beginning of the answer
 
-    def __attrs_post_init__(self) -> None:
-        names = ("opening", "closing", "direct")
-        marks = {name: getattr(self.reasoning, name).encode().decode("latin-1") for name in names}
-        self._splits = [Split(evolve(self.reasoning, **marks), self.reasoning.stage)]
+    @classmethod
+    def of(cls, reasoning: Reasoning, tokens: TokenBytes) -> Self:
+        """Returns the track of a sequence without tokens."""
+        marks = evolve(reasoning, opening=_as_bytes(reasoning.opening), closing=_as_bytes(reasoning.closing))
+        return cls(tokens, Split(marks, marks.stage))
 
-    def at(self, generated: Sequence[int]) -> Split:
-        """Returns the split behind ``generated``, the tokens after the prompt, or where its answer begins."""
-        same = min(len(self._read), len(generated))
-        if self._read[:same] != list(generated[:same]):
-            same = next(place for place in range(same) if self._read[place] != generated[place])
-        del self._read[same:], self._splits[same + 1 :]
-        while len(self._read) < len(generated) and self._splits[-1].answer is None:
-            token, before = generated[len(self._read)], self._read[-1] if self._read else None
-            mark = dict(self.reasoning.spelled).get(token)
+    def at(self, generated: Sequence[int], drafted: int = 0) -> Split:
+        """Returns the split behind ``generated``, the tokens after the prompt, or where its answer begins. The last
+        ``drafted`` tokens are drafts."""
+        place, stay = self._sure, len(generated) - drafted
+        assert place.read <= stay, f"{stay} tokens stay of {place.read}"
+        while place.read < len(generated) and place.answer is None:
+            token, before = generated[place.read], generated[place.read - 1] if place.read else None
+            mark = dict(place.reasoning.spelled).get(token)
             text = self._tokens.of(token, before) if mark is None else mark.encode()
-            self._read.append(token)
-            self._splits.append(self._splits[-1].add(text.decode("latin-1"))[0])
-        return self._splits[-1]
+            place = place.add(text.decode("latin-1"))[0]
+            self._sure = place if place.read <= stay else self._sure
+        return place
+
+    def straddling(self, place: Split) -> list[int]:
+        """Returns the tokens whose text would complete the closing mark at ``place`` and begin the answer, too."""
+        closing, found = place.reasoning.closing, list[int]()
+        for token, text in self._tokens.beyond(closing):
+            _, mark, behind = (place.held + text).partition(closing)
+            if mark and behind.strip("\n"):
+                found.append(token)
+        return found
+
+
+def _as_bytes(text: str) -> str:
+    return text.encode().decode("latin-1")

@@ -73,7 +73,7 @@ def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Cop
             for index, beam in enumerate(search.state.beams):
                 own = evolve(part, page_table=search.pages.table(index, part.page_table), beams=1)
                 tokens = [*record.tokens, *beam.token_ids]
-                row = Record(record.start, tokens, track=record.track, notes=record.notes, search=search)
+                row = Record(record.start, tokens, track=search.tracks[index], notes=record.notes, search=search)
                 every.append(Feed(part=own, record=row))
         owned.append(range(first, len(every)))
     return every, owned, copies

@@ -311,12 +311,14 @@ class TorchExecutor:
     def _run(self, now: _Open, plan: StepPlan) -> StepResult:
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} is started twice"
-            track = None if start.reasoning is None else Track(start.reasoning, now.token_bytes())
+            reasoning, structure = start.reasoning, start.sampling.structure
+            follows = reasoning is not None and (reasoning.budget is not None or structure is not None)
+            track = Track.of(reasoning, now.token_bytes()) if reasoning is not None and follows else None
             committed = start.token_ids[start.prompt_length :] if track is None else ()  # else read with the first draw
-            guide = now.grammars.guide(start.sampling.structure, committed)
+            guide = now.grammars.guide(structure, committed)
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide, track)
             if start.sampling.beam_size > 1 and not start.reads_only:
-                record.search = Search.of(start, self.config.page_size)
+                record.search = Search.of(start, self.config.page_size, track)
             now.parts.network.start(record)
             if now.proposer is not None and not start.reads_only:
                 now.proposer.start(record)

@@ -98,7 +98,7 @@ async def build_request(
     scored = sampling.prompt_logprobs
     demand(scored is None or not prepared.items, f"prompt_logprobs={scored} for a prompt with images or audio", "None")
     max_tokens = _resolve_max_tokens(description, prepared, sampling)
-    template = "" if description.preparer is None else description.preparer.tool_template
+    template = "" if description.preparer is None else description.preparer.template(tools=bool(query.tools))
     structure = sampling.structure and await compiler.compile(sampling.structure, description.structures)
     return Request(
         id=request_id,
@@ -106,7 +106,7 @@ async def build_request(
         items=prepared.items,
         sampling=sampling if structure is None else evolve(sampling, structure=structure),
         calls=bool(query.tools),
-        reasoning=with_budget(prepared.reasoning, sampling, template, max_tokens),
+        reasoning=with_budget(prepared.reasoning, sampling, template, query.template_options or {}, max_tokens),
         rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
         max_tokens=max_tokens,
         priority=priority,
@@ -264,7 +264,7 @@ def _read(
     if query.messages is not None:
         pause()
         placed = bool(query.images) or query.audio is not None  # beside the messages, whose texts say where
-        template, effort = preparer.tool_template, query.sampling.reasoning_effort
+        template, effort = preparer.template(tools=bool(query.tools)), query.sampling.reasoning_effort
         options = options_of(template, effort, query.template_options or {})
         prompt = preparer.render(messages, tools=query.tools, options=options, placed=placed)
         reasoning = reasoning_of(template, description.tokenizer, prompt, messages, options)

@@ -11,22 +11,17 @@ from ...core.reasoning import Reasoning, Stage
 from ...core.request import SamplingParams
 from .messages import Message
 
-_MARKS = (  # a sign in the text of a chat template; the opening and the closing mark; that of an answer without them
-    ("</think>", "<think>", "</think>", ""),  # DeepSeek, Qwen3, SmolLM3, GLM, LFM2.5, Granite 3.3 and many others
-    ("[/THINK]", "[THINK]", "[/THINK]", ""),  # Magistral, Ministral 3
-    ("<|channel>thought", "<|channel>thought\n", "<channel|>", ""),  # Gemma 4
-    ("Here is my thought process:", "Here is my thought process:", "Here is my response:", ""),  # Granite 3.2
-    ("<seed:think>", "<seed:think>", "</seed:think>", ""),  # Seed-OSS
-    ("<thought>", "<thought>", "</thought>", ""),  # EXAONE Deep
-    (  # gpt-oss
-        "<|channel|>analysis<|message|>",
-        "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-        "<|channel|>final<|message|>",
-    ),
+_MARKS = (  # a sign in the text of a chat template; the opening and the closing mark
+    ("</think>", "<think>", "</think>"),  # DeepSeek, Qwen3, SmolLM3, GLM, LFM2.5 and many others
+    ("[/THINK]", "[THINK]", "[/THINK]"),  # Magistral, Ministral 3
+    ("<|channel>thought", "<|channel>thought\n", "<channel|>"),  # Gemma 4
+    ("Here is my thought process:", "Here is my thought process:", "Here is my response:"),  # Granite 3.2
+    ("<seed:think>", "<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<thought>", "<thought>", "</thought>"),  # EXAONE Deep
 )
 _SHARES = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}  # OpenRouter's
 _EFFORT = "reasoning_effort"
+_SWITCHES = ("enable_thinking", "thinking")
 
 
 def _variables(template: str) -> frozenset[str]:
@@ -38,22 +33,34 @@ def _variables(template: str) -> frozenset[str]:
 def options_of(template: str, effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The variables of a chat template: its switch and its effort, as far as it reads them, for ``effort``; and those
     that the caller has ``given``, which count more."""
-    told = (
-        {} if effort is None else {"enable_thinking": effort != "none", "thinking": effort != "none", _EFFORT: effort}
-    )
+    told = {} if effort is None else {**dict.fromkeys(_SWITCHES, effort != "none"), _EFFORT: _nearest(template, effort)}
     return {**{name: value for name, value in told.items() if name in _variables(template)}, **given}
 
 
+def _nearest(template: str, effort: str) -> str:
+    """``effort``, or the nearest word of a template that knows several, but not this one. A template that knows one or
+    none writes any word as it is."""
+    order = (*_SHARES, "max")
+    known = [word for word in order if f"'{word}'" in template or f'"{word}"' in template]
+    if effort in known or len(known) < 2:
+        return effort
+    words = known if effort == "none" else [word for word in known if word != "none"]
+    return min(words, key=lambda word: abs(order.index(word) - order.index(effort)))
+
+
 def with_budget(
-    reasoning: Reasoning | None, sampling: SamplingParams, template: str, max_tokens: int
+    reasoning: Reasoning | None, sampling: SamplingParams, template: str, given: Mapping[str, Any], max_tokens: int
 ) -> Reasoning | None:
     """``reasoning`` with the budget that ``sampling`` gives it. An effort that the template does not read is a share of
-    ``max_tokens``, and none at all is always held."""
+    ``max_tokens``, which leaves room for the closing mark and a token. None at all is held, unless the variables that
+    the caller has ``given`` ask for reasoning."""
     budget, effort = sampling.max_reasoning_tokens, sampling.reasoning_effort
     if reasoning is None or budget is not None or effort not in _SHARES:
         return reasoning and evolve(reasoning, budget=budget)
-    is_read = effort != "none" and _EFFORT in _variables(template)
-    return evolve(reasoning, budget=None if is_read else int(_SHARES[effort] * max_tokens))
+    wanted = any(given.get(name) not in (None, False, "none") for name in (*_SWITCHES, _EFFORT))
+    is_read = wanted if effort == "none" else _EFFORT in _variables(template)
+    share = min(int(_SHARES[effort] * max_tokens), max_tokens - len(reasoning.closing_ids) - 1)
+    return evolve(reasoning, budget=None if is_read else max(share, 0))
 
 
 def reasoning_of(
@@ -64,14 +71,14 @@ def reasoning_of(
     found = next((marks for sign, *marks in _MARKS if sign in template), None)
     if found is None:
         return None
-    opening, closing, direct = found
+    opening, closing = found
     stage = _stage(opening, closing, prompt, messages[-1] if options.get("continue_final_message") else None)
     begins, ends = (tuple(tokenizer.encode(mark, add_special_tokens=False)) for mark in (opening, closing))
     if stage is None or closing not in tokenizer.decode(ends, skip_special_tokens=False):
         return None
     added = {token: one.content for token, one in getattr(tokenizer, "added_tokens_decoder", {}).items() if one.special}
     spelled = tuple((token, added[token]) for token in sorted({*begins, *ends} & added.keys()))
-    return Reasoning(opening, closing, direct, stage=stage, opening_ids=begins, closing_ids=ends, spelled=spelled)
+    return Reasoning(opening, closing, stage=stage, opening_ids=begins, closing_ids=ends, spelled=spelled)
 
 
 def _stage(opening: str, closing: str, prompt: str, last: Message | None) -> Stage | None:

@@ -128,6 +128,10 @@ class AudioItems(TextPreparer):
             )
         return samples
 
+    def template(self, *, tools: bool) -> str:  # noqa: ARG002  (see `Preparer`)
+        """Returns an empty text, since the model has no conversations."""
+        return ""
+
     @property
     def tool_template(self) -> str:
         """Empty, since the model has no conversations."""

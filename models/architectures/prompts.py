@@ -187,10 +187,14 @@ class TextPreparer:
         """The texts that stand for items in a prompt."""
         return ()
 
+    def template(self, *, tools: bool) -> str:
+        """Returns the chat template that renders conversations, with ``tools`` or without."""
+        return template_of(self.tokenizer, self.chat_template, tools=tools)
+
     @property
     def tool_template(self) -> str:
         """The chat template that renders conversations with tools."""
-        return template_of(self.tokenizer, self.chat_template, tools=True)
+        return self.template(tools=True)
 
     def render(
         self,
@@ -209,7 +213,7 @@ class TextPreparer:
         if not placed:
             messages = [_told_apart(message, self.marks) for message in messages]
         given = {"template": self.chat_template, "tools": tools, "options": options}
-        reads_parts = _LOOP.search(template_of(self.tokenizer, self.chat_template, tools=bool(tools)))
+        reads_parts = _LOOP.search(self.template(tools=bool(tools)))
         return render_fullest(self.tokenizer, messages, PARTS if reads_parts else self.forms, **given)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from operator import attrgetter
 from typing import Self
 
@@ -15,6 +16,7 @@ from attrs import define
 from ...core.beam_pages import BeamPages
 from ...core.beams import BeamSearch, BeamSettings, Candidate
 from ...core.plan import SampledToken, SequenceStart
+from ...core.reasoning import Track
 
 
 @define(eq=False)
@@ -24,13 +26,14 @@ class Search:
     prompt_length: int
     state: BeamSearch
     pages: BeamPages
+    tracks: list[Track | None]  # of the beams, through the marks of their reasoning
 
     @classmethod
-    def of(cls, start: SequenceStart, page_size: int) -> Self:
+    def of(cls, start: SequenceStart, page_size: int, track: Track | None = None) -> Self:
         """Returns the search for a sequence that starts."""
         settings = BeamSettings(sampling=start.sampling, max_tokens=start.max_tokens, stops=start.stops)
         pages = BeamPages(page_size=page_size, shared=start.prompt_length // page_size, size=settings.size)
-        return cls(start.prompt_length, BeamSearch(settings=settings), pages)
+        return cls(start.prompt_length, BeamSearch(settings=settings), pages, [track])
 
     def advance(self, candidates: Sequence[Candidate]) -> SampledToken:
         """Continues the search with the ``candidates`` of a step, and returns the result of the step.
@@ -42,6 +45,7 @@ class Search:
         if self.state.done:
             return SampledToken(token_id=None, hypotheses=self.state.hypotheses)
         self.pages.go_on([beam.parent for beam in self.state.beams])
+        self.tracks = [copy(self.tracks[beam.parent]) for beam in self.state.beams]
         return SampledToken(token_id=None)
 
 

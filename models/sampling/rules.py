@@ -38,6 +38,7 @@ class SamplerInput:
     guide: Guide | None = None  # the way through the structure
     track: Track | None = None  # the way through the marks of the reasoning
     before: Sequence[int] = ()  # the prompt's tokens in order; only needed if n-grams may not repeat
+    drafted: int = 0  # the last of ``generated`` that are drafts
     usual: Draw | None = field(init=False, default=None, repr=False)  # made for the first token
     settled: float = field(init=False, repr=False)
 
@@ -54,7 +55,7 @@ class SamplerInput:
     def after(self, drafts: Sequence[int]) -> SamplerInput:
         """Returns the input for the token that comes after the draft tokens ``drafts``."""
         same = not drafts or len(self.generated) >= self.settled
-        return self if same else evolve(self, generated=[*self.generated, *drafts])
+        return self if same else evolve(self, generated=[*self.generated, *drafts], drafted=len(drafts))
 
 
 @define(eq=False)
@@ -96,7 +97,7 @@ def draw_of(one: SamplerInput, constant: ConstantBans, eos_token_ids: tuple[int,
         return usual
     point = uniform(sampling.seed or 0, count) if usual.temperature else 0.0
     forced = [token for index, token in rules.forced if index == count]
-    place = None if one.track is None else one.track.at(one.generated)
+    place = None if one.track is None else one.track.at(one.generated, one.drafted)
     if place is not None and place.forced is not None:
         forced.append(place.forced)
     if forced:  # as in transformers' `ForcedBOSTokenLogitsProcessor`
@@ -105,8 +106,10 @@ def draw_of(one: SamplerInput, constant: ConstantBans, eos_token_ids: tuple[int,
     bans: list[Sequence[int]] = [*usual.bans, *((token, token + 1) for token in banned_now(one, eos_token_ids))]
     if rules.timestamps is not None:
         bans += timestamp_bans(one.generated, rules.timestamps, eos_token_ids[0], constant.vocabulary)
-    if one.guide is not None and place is not None and place.thinks:  # a text without an answer has no structure
-        bans += [(token, token + 1) for token in eos_token_ids]
+    if one.guide is not None and one.track is not None and place is not None and place.thinks:
+        # a text without an answer has no structure, nor has an answer that begins within the closing mark's token
+        straddling = [token for token in one.track.straddling(place) if token < constant.vocabulary]
+        bans += [(token, token + 1) for token in (*eos_token_ids, *straddling)]
     bits = _allowed(one, place)
     allowed = None if bits is None else bits.tobytes()
     return evolve(usual, point=point, edits=[*usual.edits, *_penalties(one)], bans=bans, allowed=allowed)

@@ -387,7 +387,7 @@ def test_callers_and_the_sampler_see_the_same_end_of_reasoning(stage: Stage, wri
     whole = output(reasoning=marks).completion(sampled, FinishReason.LENGTH, texts)
     assert evolve(streamed, top_logprobs=None) == evolve(whole, top_logprobs=None)
     assert sum(delta.reasoning_tokens for delta in out.ready) == whole.usage.reasoning_tokens
-    place = Track(marks, TokenBytes(BYTES)).at(tokens)
+    place = Track.of(marks, TokenBytes(BYTES)).at(tokens)
     assert whole.usage.reasoning_tokens == place.before
     assert bool(whole.text) <= (place.answer is not None or stage is Stage.UNDECIDED)
     told = [delta for delta in out.ready if delta.text or delta.reasoning]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tokenizers import AddedToken
 
 from triolet import Completion, Engine, EngineConfig, FinishReason, InvalidRequest, Speculation, Structure
 from triolet.api.inputs.reasoning import options_of, reasoning_of, with_budget
-from triolet.core.reasoning import Stage
+from triolet.core.reasoning import Reasoning, Stage
 from triolet.core.request import SamplingParams
 from triolet.models.architectures.conversations import render
 
@@ -45,7 +46,7 @@ def rendered(tokenizer: Any, template: str, messages: Any, **options: Any) -> tu
         ("GRANITE", "<think>", Stage.UNDECIDED, Stage.UNDECIDED),
         ("GRANITE_32", "Here is my thought process:", Stage.UNDECIDED, Stage.UNDECIDED),
         ("GEMMA4", "<|channel>thought\n", None, None),
-        ("GPT_OSS", "<|channel|>analysis<|message|>", Stage.UNDECIDED, Stage.UNDECIDED),
+        ("GPT_OSS", None, None, None),  # it has channels, perhaps several before the answer
         ("SEED", "<seed:think>", Stage.UNDECIDED, Stage.UNDECIDED),
         ("EXAONE", "<thought>", Stage.OPENED, Stage.OPENED),
         ("PLAIN", None, None, None),
@@ -60,12 +61,12 @@ def test_a_template_says_by_its_marks_and_its_end_whether_the_model_reasons(
     assert (None if usual is None else usual.stage) == stage
     _, off = rendered(tokenizer, template, ASK, **options_of(template, "none", {}))
     assert (None if off is None else off.stage) == effort_none
-    none = with_budget(off, SamplingParams(reasoning_effort="none"), template, 100)
+    none = with_budget(off, SamplingParams(reasoning_effort="none"), template, {}, 100)
     assert none is None or none.budget == 0
     prompt, on = rendered(tokenizer, template, ASK, **options_of(template, "high", {}))
     assert (None if on is None else on.opening) == opening
-    high = with_budget(on, SamplingParams(reasoning_effort="high"), template, 100)
-    assert high is None or high.budget == (None if name == "GPT_OSS" else 80)
+    high = with_budget(on, SamplingParams(reasoning_effort="high"), template, {}, 100)
+    assert high is None or high.budget == 80
     assert ("Reasoning: high" in prompt) is (name == "GPT_OSS")
 
 
@@ -79,7 +80,6 @@ def test_a_template_says_by_its_marks_and_its_end_whether_the_model_reasons(
         ("DEEPSEEK_R1", {"content": "<think>"}, "<｜Assistant｜><think>", Stage.OPENED),
         ("QWQ", {"content": "Well, <think> is a mark</think>\n\nIt"}, "</think>\n\nIt", None),
         ("GLM", {"content": "", "reasoning_content": "Well"}, "<think>Well", Stage.REASONS),
-        ("GPT_OSS", {"content": "", "reasoning_content": "Well"}, "analysis<|message|>Well", Stage.REASONS),
         ("SEED", {"content": [{"type": "text", "text": "It is"}]}, "It is", None),
     ],
 )
@@ -109,6 +109,34 @@ def test_what_the_caller_tells_the_template_counts_more_than_the_effort() -> Non
     assert options_of(published.QWEN3, None, {}) == {}
     assert options_of(published.DEEPSEEK_V31, "low", {}) == {"thinking": True}
     assert options_of("{% broken", "low", {}) == {}
+    none, marks = SamplingParams(reasoning_effort="none"), Reasoning("<think>", "</think>", closing_ids=(1, 2))
+    for told, budget in (({"enable_thinking": True}, None), ({"enable_thinking": False}, 0), ({"other": 1}, 0)):
+        found = with_budget(marks, none, published.QWEN3, told, 100)
+        assert found is not None
+        assert found.budget == budget
+
+
+@pytest.mark.parametrize(
+    ("words", "effort", "told"),
+    [
+        (("none", "high"), "low", "high"),
+        (("none", "high"), "none", "none"),
+        (("low", "medium", "high"), "max", "high"),
+        (("low", "medium", "high"), "none", "low"),
+        (("medium",), "high", "high"),  # gpt-oss writes any word
+    ],
+)
+def test_an_effort_is_told_in_a_word_that_the_template_knows(words: tuple[str, ...], effort: str, told: str) -> None:
+    template = "".join(f"{{% if reasoning_effort == '{word}' %}}{{% endif %}}" for word in words)
+    assert options_of(template, effort, {}) == {"reasoning_effort": told}
+
+
+@pytest.mark.parametrize(("most", "budget"), [(100, 95), (40, 37), (4, 1), (3, 0), (1, 0)])
+def test_the_share_of_an_effort_leaves_room_for_the_mark_and_a_token(most: int, budget: int) -> None:
+    marks = Reasoning("<think>", "</think>", closing_ids=(1, 2))
+    found = with_budget(marks, SamplingParams(reasoning_effort="xhigh"), published.QWEN3, {}, most)
+    assert found is not None
+    assert found.budget == budget
 
 
 def test_marks_that_the_tokenizer_cannot_write_are_none() -> None:
@@ -125,12 +153,10 @@ def test_marks_that_the_tokenizer_cannot_write_are_none() -> None:
 # -- a model -----------------------------------------------------------------------------------------------------------
 
 CONFIG: dict[str, Any] = {"device": "cpu", "dtype": "float32", "threads": 1, "verify": True}
-CHANNELS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")
 KINDS: dict[str, tuple[str, tuple[str, ...], bool]] = {  # of marks: a template, their tokens, whether these are special
     "tokens": (published.QWEN3, ("<think>", "</think>"), False),
     "special": (published.MAGISTRAL, ("[THINK]", "[/THINK]"), True),
     "text": (published.DEEPSEEK_R1, (), False),
-    "channels": (published.GPT_OSS, CHANNELS, True),
     "undecided": (published.GLM, (), False),
 }
 GO_ON = {"continue_final_message": True}
@@ -138,9 +164,9 @@ BEGUN: dict[str, dict[str, Any]] = {  # conversations that end within reasoning
     "tokens": {"messages": [*ASK, {"role": "assistant", "reasoning_content": "Well"}], "template_options": GO_ON},
     "special": {"messages": [*ASK, {"role": "assistant", "content": "[THINK]Well"}], "template_options": GO_ON},
     "text": {"messages": ASK},
-    "channels": {"messages": [*ASK, {"role": "assistant", "reasoning_content": "Well"}], "template_options": GO_ON},
 }
 CHOICE = Structure.choice(["yes", "no"])
+NOW = {"type": "function", "function": {"name": "now"}}
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +207,7 @@ async def test_reasoning_ends_by_its_budget_and_the_structure_holds_from_there_o
 ) -> None:
     """Whole, as a stream, and where tokens are read as they come."""
     async with Engine(folders[kind], config=EngineConfig(**CONFIG)) as engine:
-        closing = {"special": "[/THINK]", "channels": "<|end|><|start|>assistant<|channel|>final<|message|>"}
-        closing_ids = ids(engine, closing.get(kind, "</think>"))
+        closing_ids = ids(engine, "[/THINK]" if kind == "special" else "</think>")
         for seed, budget in enumerate((5, 0)):
             asked = {**BEGUN[kind], "temperature": 1.0, "seed": seed, "max_reasoning_tokens": budget}
             asked |= {"structure": CHOICE, "logit_bias": {engine.model.eos_token_ids[0]: 3.0}}
@@ -197,6 +222,26 @@ async def test_reasoning_ends_by_its_budget_and_the_structure_holds_from_there_o
             assert await streamed(engine, **asked) == told(whole)
             assert told(await engine.generate(**asked, stop="never")) == told(whole)
             assert await streamed(engine, **asked, stop="never") == told(whole)
+
+
+async def test_a_conversation_without_tools_has_the_marks_of_its_own_template(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """A checkpoint may have another template for tools."""
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(folders["text"], tmp_path / "two")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with_tools = published.DEEPSEEK_R1 + "{% if tools %}{% endif %}"
+    tokenizer.chat_template = {"default": published.PLAIN, "tool_use": with_tools}
+    tokenizer.save_pretrained(folder)
+    async with Engine(folder, config=EngineConfig(**CONFIG)) as engine:
+        asked = {"messages": ASK, "structure": CHOICE, "max_reasoning_tokens": 1}
+        plain = await engine.generate(**asked, logit_bias={ids(engine, "<")[0]: 1e4})
+        assert plain.text in ("yes", "no")
+        assert (plain.reasoning, plain.usage.reasoning_tokens) == ("", 0), "it may begin with no mark"
+        thought = await engine.generate(messages=ASK, max_tokens=2, tools=[NOW])
+        assert thought.usage.reasoning_tokens == 2
 
 
 async def test_stop_strings_end_answers_and_reasoning_alone_ends_without_an_answer(folders: dict[str, Path]) -> None:
@@ -231,7 +276,8 @@ async def test_a_text_with_a_structure_begins_with_the_structure_or_with_the_mar
                 assert one.text in ("yes", "no")
                 assert await streamed(engine, **asked) == told(one)
                 assert (one.token_ids[: len(opening)] == opening) is (bias > 0) is (one.usage.reasoning_tokens > 0)
-                assert one.reasoning == ("" if kind != "undecided" or bias < 0 else "<<<")
+                told_apart = "<<"  # the third one may begin the closing mark
+                assert one.reasoning == ("" if kind != "undecided" or bias < 0 else told_apart)
             none = await engine.generate(messages=ASK, structure=CHOICE, reasoning_effort="none", logit_bias={5: 1.0})
             assert none.text in ("yes", "no")
             assert not none.reasoning

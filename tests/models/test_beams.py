@@ -13,15 +13,19 @@ from hypothesis import settings as profile
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
+from triolet.core.beams import Candidate
 from triolet.core.config import Speculation
+from triolet.core.detokenizer import TokenBytes
 from triolet.core.errors import RequestTooLarge
 from triolet.core.planning.prefix import prompt_keys
+from triolet.core.reasoning import Reasoning, Stage, Track
 from triolet.core.request import EncoderItem, FinishReason, LogitRules, Request, SamplingParams
 from triolet.models.executor import TorchExecutor
+from triolet.models.sampling.beams import Search
 
 from ..checkpoints.families import make_checkpoint
 from .searches import Pump, search
-from .texts import generate, noise
+from .texts import generate, noise, start_of
 
 WHOLE = profile.get_current_profile_name() == "soak"
 SEARCHES = (
@@ -307,3 +311,23 @@ def test_a_search_that_cannot_run_is_refused_when_it_is_made(pump, decoder):
     assert isinstance(long.error, RequestTooLarge)
     assert "take 14 pages of KV; allowed: up to 12" in str(long.error)
     assert well.hypotheses
+
+
+def test_each_beam_goes_on_from_its_parents_place_among_the_marks_of_reasoning():
+    class Letters:
+        def decode(self, tokens, **_):
+            return "".join(map(chr, tokens))
+
+    marks = Reasoning("<", ">", stage=Stage.REASONS, budget=9)
+    start = start_of(1, (1, 2), sampling=SamplingParams(beam_size=2), max_tokens=9)
+    one = Search.of(start, 16, Track.of(marks, TokenBytes(Letters())))
+
+    def answers():
+        return [track.at(beam.token_ids).answer for track, beam in zip(one.tracks, one.state.beams, strict=True)]
+
+    closed, a, b = map(ord, ">ab")
+    one.advance([Candidate(0, a, -1.0, -1.0), Candidate(0, closed, -2.0, -2.0)])
+    assert answers() == [None, 1]
+    one.advance([Candidate(1, a, -3.0, -1.0), Candidate(0, b, -4.0, -3.0)])
+    assert [beam.token_ids for beam in one.state.beams] == [(closed, a), (a, b)]
+    assert answers() == [1, None]

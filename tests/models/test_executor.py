@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
 from triolet.core.plan import Chunk, CrossWrite, StepPlan
+from triolet.core.reasoning import Reasoning
 from triolet.core.request import LogitRules, Probe
 from triolet.models.executor import TorchExecutor
 from triolet.models.native.library import Library
@@ -90,6 +93,17 @@ def test_an_output_of_a_batch_is_freed_alone_and_its_payload_with_the_call(drive
     driver.executor.free(("a", "b"))
     left = driver.executor._open.outputs.get("c").untyped_storage().nbytes()
     assert left == driver.description.encoder_bytes
+
+
+def test_tokens_are_followed_only_for_a_budget_or_a_structure(driver, job, audio, ids):
+    """Else the draws of a conversation are as usual."""
+    usual, marks = started(1, ids), Reasoning("<think>", "</think>")
+    held = [evolve(usual, reasoning=marks), evolve(usual, sequence_id=2, reasoning=evolve(marks, budget=1))]
+    driver.executor.step(plan_of(started=held))
+    records = driver.executor._records
+    assert [records[sequence].track is not None for sequence in (1, 2)] == [False, True]
+    assert records[1].sampler_input.settled < math.inf == records[2].sampler_input.settled
+    driver.executor.reset()
 
 
 def test_keys_that_are_not_there_or_there_already_are_our_bug(driver, audio):

@@ -22,11 +22,14 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
+from triolet.core.detokenizer import TokenBytes
+from triolet.core.reasoning import Reasoning, Stage, Track
 from triolet.core.request import LogitRules, SamplingParams, TimestampRules
 from triolet.models.native.draws import Draw
 from triolet.models.sampling import rules as ruling
 from triolet.models.sampling.logits import _nucleus, change, sample
 from triolet.models.sampling.rules import ConstantBans, SamplerInput, uniform
+from triolet.models.sampling.structure import Guide
 
 from .texts import sample_tokens
 
@@ -42,6 +45,34 @@ def input_of(generated=(), sampling=None, rules=None, prompt=()):
 
 def draw_of(*given, **more) -> Draw:
     return ruling.draw_of(input_of(*given, **more), ConstantBans(VOCABULARY), (EOS,))
+
+
+class Pieces:
+    """A tokenizer whose tokens are these texts."""
+
+    texts = ("</think", ">", ">x", ">\n\n", ">\nx", "a</think>", "a</think>b", "nk>{", "</thi", "x>y", "<")
+
+    def get_vocab(self) -> dict[str, int]:
+        return {text: token for token, text in enumerate(self.texts)}
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return "".join(self.texts[token] for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("held", "banned"),
+    [((), {"a</think>b"}), ((0,), {">x", ">\nx", "a</think>b"}), ((10, 8), {"nk>{", "a</think>b"})],
+)
+def test_no_token_is_the_end_of_reasoning_and_the_beginning_of_a_structure(held, banned) -> None:
+    """Such a beginning would be no part of the structure."""
+    marks = Reasoning("<think>", "</think>", stage=Stage.REASONS)
+    following = {"guide": Guide(None), "track": Track.of(marks, TokenBytes(Pieces()))}
+    made = ruling.draw_of(evolve(input_of(held), **following), ConstantBans(VOCABULARY), (EOS,))
+    assert {Pieces.texts[token] for token, _ in made.bans if token != EOS} == banned
+    assert (EOS, EOS + 1) in made.bans
+    small = ruling.draw_of(evolve(input_of(held), **following), ConstantBans(4), (EOS,))
+    told = {Pieces.texts[token] for token, _ in small.bans if token != EOS}
+    assert told == banned & {*Pieces.texts[:4]}, "a tokenizer may have more tokens than the model"
 
 
 def drawn(logits: torch.Tensor, sampling: SamplingParams, count: int) -> list[int]:

@@ -102,6 +102,10 @@ class SimPreparer:
             spans=((start, start + count),),
         )
 
+    def template(self, *, tools: bool) -> str:  # noqa: ARG002  (see `Preparer`)
+        """Implements `triolet.core.model.Preparer`."""
+        return ""
+
     @property
     def tool_template(self) -> str:
         """Implements `triolet.core.model.Preparer`."""

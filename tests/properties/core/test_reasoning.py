@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given
@@ -10,27 +11,26 @@ from hypothesis import given
 from triolet.core.reasoning import Reasoning, Split, Stage, Track
 
 MARKS = (
-    ("<think>", "</think>", ""),
-    ("[THINK]", "[/THINK]", ""),
-    ("<|channel>thought\n", "<channel|>", ""),
-    ("Here is my thought process:", "Here is my response:", ""),
-    ("<|c|>analysis<|m|>", "<|e|><|s|>assistant<|c|>final<|m|>", "<|c|>final<|m|>"),
-    ("aab", "aa\naab", "ab"),  # each begins within itself and within the others
-    ("«»", "»«", ""),
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("Here is my thought process:", "Here is my response:"),
+    ("aab", "aa\naab"),  # each begins within itself and within the other
+    ("«»", "»«"),
 )
 
 
 @st.composite
 def reasonings(draw: st.DrawFn) -> Reasoning:
-    opening, closing, direct = draw(st.sampled_from(MARKS))
+    opening, closing = draw(st.sampled_from(MARKS))
     stage = draw(st.sampled_from([Stage.UNDECIDED, Stage.OPENED, Stage.REASONS]))
-    return Reasoning(opening=opening, closing=closing, direct=direct, stage=stage)
+    return Reasoning(opening=opening, closing=closing, stage=stage)
 
 
 @st.composite
 def texts(draw: st.DrawFn, reasoning: Reasoning) -> str:
     """Marks, parts of marks, blanks and other texts, in any order."""
-    marks = [mark for mark in (reasoning.opening, reasoning.closing, reasoning.direct) if mark]
+    marks = [reasoning.opening, reasoning.closing]
     parts = st.one_of(
         st.sampled_from([*marks, "\n", "\n\n", " ", "a", "so", "ü", "<", "\N{NO-BREAK SPACE}"]),
         st.sampled_from(marks).flatmap(lambda mark: st.integers(1, len(mark)).map(lambda end: mark[:end])),
@@ -49,8 +49,6 @@ def whole(reasoning: Reasoning, text: str) -> tuple[str, str]:
     opening, closing = re.escape(reasoning.opening), re.escape(reasoning.closing)
     stage = reasoning.stage
     if stage is Stage.UNDECIDED:
-        if reasoning.direct and (direct := re.match(rf"[ \t\r\n]*{re.escape(reasoning.direct)}\n*", text)):
-            return "", text[direct.end() :]
         begun = re.match(rf"[ \t\r\n]*{opening}", text)
         if begun is None:
             return "", text
@@ -59,8 +57,14 @@ def whole(reasoning: Reasoning, text: str) -> tuple[str, str]:
         again = re.match(rf"\n*(?:{opening}\n*)*", text)
         assert again is not None
         text = text[again.end() :]
+        if reasoning.opening.startswith(text):
+            return "", ""
     found = re.search(rf"\n*{closing}\n*", text)
-    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+    if found is not None:
+        return text[: found.start()], text[found.end() :]
+    length = max(len(text) - len(reasoning.closing) + 1, 0)
+    half = next((start for start in range(length, len(text)) if reasoning.closing.startswith(text[start:])), None)
+    return (text if half is None else text[:half].rstrip("\n")), ""
 
 
 def fed(reasoning: Reasoning, parts: list[str]) -> tuple[str, str]:
@@ -137,16 +141,52 @@ STAGES = st.sampled_from([Stage.UNDECIDED, Stage.OPENED, Stage.REASONS])
 
 
 @given(STAGES, TOKENS, st.lists(st.tuples(st.integers(0, 12), TOKENS), max_size=6))
-def test_a_track_finds_the_same_place_whatever_it_was_asked_before(
+def test_a_track_finds_the_same_place_whatever_draft_tokens_it_was_asked_before(
     stage: Stage, tokens: list[int], others: list[tuple[int, list[int]]]
 ) -> None:
-    """Draft tokens are taken back, and beams share a track."""
     reasoning = reasoning_of(stage, None)
-    track = Track(reasoning, Bytes())
-    for kept, other in (*others, (len(tokens), [])):
-        asked = [*tokens[:kept], *other]
-        found = track.at(asked)
+    track = Track.of(reasoning, Bytes())
+    for kept, drafts in (*sorted(others, key=lambda other: other[0]), (len(tokens), [])):
+        asked = [*tokens[:kept], *drafts]
+        found = track.at(asked, len(drafts))
         assert (found.answer, found.spent, found.thinks) == of_text(reasoning, asked)
+
+
+class Counted(list[int]):
+    """Tokens that count how often they are read, and are never compared or copied."""
+
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        assert isinstance(place, int)
+        self.reads += 1
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all tokens are read")
+
+    __eq__ = __iter__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_track_reads_each_token_once_and_none_of_the_answer() -> None:
+    tokens, track = Counted(), Track.of(reasoning_of(Stage.OPENED, 99), Bytes())
+    for token in (*[7] * 50, 10, *[7] * 50):
+        tokens.append(token)
+        track.at(tokens)
+    assert tokens.reads == 51 + 50, "each of the reasoning is one, and has one before"
+
+
+@given(st.data(), st.integers(0, 6))
+def test_half_a_mark_before_the_forced_one_is_not_reasoning(data: st.DataObject, budget: int) -> None:
+    """Wherever the text ends: neither half of a mark is passed on."""
+    opening, closing = data.draw(st.sampled_from(MARKS[:4]))
+    half = closing[: data.draw(st.integers(0, min(budget, len(closing) - 1)))]
+    text = "s" * (budget - len(half)) + half
+    reasoning = Reasoning(opening, closing, stage=Stage.REASONS, budget=budget)
+    ends = data.draw(st.integers(0, len(closing)))
+    answer = "yes" if ends == len(closing) else ""
+    assert fed(reasoning, [*text, *closing[:ends], *answer]) == ("s" * (budget - len(half)), answer)
 
 
 @given(STAGES, st.integers(0, 5), st.lists(st.tuples(st.integers(0, len(PIECES) - 1), st.booleans()), max_size=24))
@@ -155,9 +195,9 @@ def test_reasoning_never_has_more_tokens_than_its_budget_and_the_mark(
 ) -> None:
     """However often the sequence starts anew from the tokens that it has."""
     reasoning, tokens = reasoning_of(stage, budget), list[int]()
-    track = Track(reasoning, Bytes())
+    track = Track.of(reasoning, Bytes())
     for token, starts_anew in wanted:
-        track = Track(reasoning, Bytes()) if starts_anew else track
+        track = Track.of(reasoning, Bytes()) if starts_anew else track
         forced = track.at(tokens).forced
         tokens.append(token if forced is None else forced)
     place = track.at(tokens)
