@@ -302,6 +302,9 @@ class Scheduler:
             plan.tokens,
             step.samples,
             self.planner.pages_used,
+            tuple(part.states for part in plan.chunks) if self.planner.limits.states else (),
+            tuple(keep.state for part in plan.chunks for keep in part.keeps),
+            tuple(start.state for start in plan.started if start.state is not None),
         )
 
     def _wind_up(self) -> None:

@@ -143,6 +143,9 @@ class EngineConfig:
             `DeviceOutOfMemory` is raised.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, within three quarters
             of the room, but never less than one window.
+        state_bytes: bytes for the states of recurrent layers: those of sequences, and those that are kept for prompts
+            with the same beginning. 0: enough for three states for each of ``max_running``, within half of the room for
+            KV, but never less than four.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
         encode_batch_embeddings: the largest number of embeddings (encoder output rows) of one encode batch; a single
             item may exceed it. 0: on the CPU one item a batch, since a larger batch is not faster there and all its
@@ -205,6 +208,7 @@ class EngineConfig:
     page_size: int = checked(16, integer(1, 65_536))
     self_kv_bytes: int = checked(0, integer(0, _BYTES, "; 0: chosen"))
     cross_kv_bytes: int = checked(0, integer(0, _BYTES, "; 0: chosen"))
+    state_bytes: int = checked(0, integer(0, _BYTES, "; 0: chosen"))
     encoder_cache_bytes: int = checked(256 << 20, integer(1, _BYTES))
     encode_batch_embeddings: int = checked(0, integer(0, _MUCH))
     encoder_idle_seconds: float = checked(30.0, number(0, math.inf, "; math.inf: never"))

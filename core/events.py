@@ -227,6 +227,9 @@ class StepBegun(Event):
     tokens: int
     samples: tuple[str, ...] = ()
     pages_used: int = 0  # pages used by sequences after the step was planned
+    states: tuple[tuple[int, ...], ...] = ()  # for each request, the recurrent states that it has; else empty
+    kept: tuple[int, ...] = ()  # states that the step writes for later requests
+    sources: tuple[int, ...] = ()  # kept states that requests go on from
 
 
 @frozen

@@ -236,3 +236,4 @@ class ModelDescription:
     aligner: TextAligner | None = field(default=None, repr=False, eq=False)  # None: the model aligns no texts
     diarizer: FrameDiarizer | None = field(default=None, repr=False, eq=False)  # None: the model finds no speakers
     generation: GenerationRules | None = None  # only encoder-decoders other than Whisper have them
+    states: int = 0  # of sequences, and kept ones, in models with recurrent layers; 0: the model has none

@@ -30,6 +30,7 @@ class SequenceStart:
     stops: frozenset[int] = frozenset()  # tokens that end the sequence
     alignment: Alignment | None = None
     reasoning: Reasoning | None = None
+    state: int | None = None  # the kept state that the sequence goes on from; None: it begins with position 0
 
     @property
     def reads_only(self) -> bool:
@@ -45,6 +46,14 @@ class CrossWrite:
     slot: int
 
 
+@frozen
+class Keep:
+    """Orders that a sequence's state is written into ``state`` as it is before ``position`` is read."""
+
+    position: int
+    state: int
+
+
 @frozen  # one for each sequence and step: keyword arguments would cost more time than the object
 class Chunk:
     """One sequence's part of a step: feed its tokens at positions ``start .. start+length-1``.
@@ -57,6 +66,10 @@ class Chunk:
     After the prompt of a beam search a chunk feeds up to ``beams`` rows, one token of each beam. The page table then
     has the full pages of the prompt, and for each later block of positions as many pages as there may be beams (see
     `triolet.core.beam_pages`). A chunk of a search that is over feeds nothing.
+
+    ``states`` are the sequence's own states if the model has recurrent layers (see `triolet.core.recurrent`): as many
+    as there may be beams, and another one if draft tokens were ever planned. ``keeps`` are the copies of its state that
+    the chunk writes on the way. A position behind the chunk's last token, accepted draft tokens included, is not kept.
     """
 
     sequence_id: int
@@ -67,6 +80,8 @@ class Chunk:
     samples: bool
     draft_tokens: int = 0
     beams: int = 1
+    states: tuple[int, ...] = ()
+    keeps: tuple[Keep, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from . import events
 from .errors import InvariantViolation
+from .trace_states import StateBooks
 
 INVARIANTS = (
     NO_FREE_WHILE_HELD := "no free while held",
@@ -31,6 +32,7 @@ INVARIANTS = (
     STEPS_IN_ORDER := "steps in order",
     NO_PREEMPTION_IN_VAIN := "no preemption in vain",
     NO_STEP_IN_VAIN := "no step in vain",
+    NO_STATE_SHARED := "no state shared",
     ORDERED_TEARDOWN := "ordered teardown",
 )
 TEARDOWN = (
@@ -122,6 +124,7 @@ class TraceChecker:
     _starts_told: bool = field(default=False, init=False)
     _left: bool = field(default=False, init=False)  # a sequence that the runner was not told to forget, perhaps
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
+    _states: StateBooks = field(factory=StateBooks, init=False)
     _stages: list[str] = field(factory=list, init=False)
     _opened: bool = field(default=False, init=False)
     generation: int = field(default=0, init=False)  # the runner's, as the encoder cache knows it
@@ -190,6 +193,7 @@ class TraceChecker:
         if event.request_id not in self._requests:
             self._fail(TERMINAL_ONCE, f"request {event.request_id} ended, but is not running", [event.request_id])
         self._left |= self._requests.pop(event.request_id).started
+        self._states.drop(event.request_id)
         del self._logs[event.request_id]
 
     def _progress(self, event: events.Event, request_id: str) -> _Progress:
@@ -217,6 +221,7 @@ class TraceChecker:
             case events.RequestPreempted():
                 wrong = "is preempted while it waits" if progress.place is _Place.WAITING else ""
                 progress.place, self._left = _Place.WAITING, True
+                self._states.drop(event.request_id)
                 other = self._progress(event, event.to)
                 progress.gave_way = event.to, other, other.steps
             case events.RequestSuspected() if not progress.failed:
@@ -357,6 +362,8 @@ class TraceChecker:
         if not event.request_ids and (self._flights or not self._left):
             self._fail(NO_STEP_IN_VAIN, f"step {event.step_id} is empty, and nobody has left since the last empty one")
         self._left &= bool(event.request_ids)
+        if wrong := self._states.begun(event, self._flights):
+            self._fail(NO_STATE_SHARED, f"step {event.step_id} {wrong}", event.request_ids)
         self._flights.append(event)
         samples = frozenset(event.samples)
         for request_id in event.request_ids:
@@ -398,6 +405,7 @@ class TraceChecker:
             if progress is not None:
                 progress.failed = progress.failed or failed
                 progress.place = _Place.EITHER
+                self._states.drop(request_id)
 
     def _check_no_step_reads(self, key: str, reader: str | None, what: str) -> None:
         """Fails if a step in flight reads ``key`` for ``reader``, or for any holder if ``reader`` is ``None``."""
@@ -444,6 +452,7 @@ class TraceChecker:
         self.taken = 0
         for state in (self._entries, self._acquires, self._acquired_by, self._flights):
             state.clear()
+        self._states = StateBooks()
 
     def _check_nothing_is_left(self) -> None:
         if self._acquires:

@@ -51,6 +51,7 @@ class Acts:
                 tokens=self.step_size.budget,
                 pages=self.room.pages.free,
                 slots=self.room.slots.free,
+                states=self.room.states.free,
                 places=self.room.places,
                 lost=lost,
                 blocked=blocked,
@@ -127,6 +128,7 @@ class Acts:
             self._grow(trial, victim, -1)
             trial.places += 1
             trial.pages += self.room.pages.exclusive(victim.pages)
+            trial.states += len(victim.states)
             if victim.slot is not None:
                 trial.slots += self.room.slots.exclusive((victim.slot,))
         for victim in trial.preempted:
@@ -235,13 +237,17 @@ class Acts:
         if item is not None:
             draft.slots -= self._slots_taken(draft, item)
             draft.slot_keys.add(item.key)
+        draft.states -= self.room.states_for(sequence, cached, draft.state_keys)
         draft.pages -= self._unused(draft, cached)
         draft.joined.update(cached)
+        if cached and self.limits.states:
+            draft.state_keys.add(sequence.page_keys.last_of(len(cached)))
         draft.places -= 1
         draft.starts[sequence] = cached
         self._grow(draft, sequence, 1)
         pages = self.room.pages_for(sequence, len(sequence.tokens)) - len(cached)
-        draft.add(Part(sequence, start, length, wanted, pages))
+        own = sequence.beams if self.limits.states else 0  # the rest of ``states`` is joined
+        draft.add(Part(sequence, start, length, wanted, pages, own))
         return True
 
     def _first_share(self, draft: StepDraft, wanted: int) -> int:
@@ -254,10 +260,12 @@ class Acts:
         return 0 if length < min(wanted, self.limits.page_size) and draft.parts else length
 
     def _fits(self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...]) -> bool:
-        """True if there are a place, a slot and enough pages to start ``sequence``: pages for all of its tokens, and
-        pages for the next tokens of all sequences.
+        """True if there are a place, a slot, states and enough pages to start ``sequence``: pages for all of its
+        tokens, and pages for the next tokens of all sequences.
         """
         item = sequence.cross_item
+        if draft.states < self.room.states_for(sequence, cached, draft.state_keys):
+            return False
         if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
             return False
         needed = self.room.pages_for(sequence, len(sequence.tokens)) - len(cached) + self._unused(draft, cached)
@@ -323,6 +331,9 @@ class Acts:
                 continue
             if part.stop < sequence.placeholders.stop:
                 continue  # the next tokens are read with an item
+            states = int(bool(self.limits.states) and len(sequence.states) < 2)  # see `OwnState`
+            if states > draft.states:
+                continue
             most = min(self.limits.draft_tokens, sequence.left - 1, draft.tokens)
             had = part.pages + (len(draft.starts[sequence]) if sequence in draft.starts else len(sequence.pages))
             pages = min(max(0, self.room.pages_for(sequence, part.stop + most) - had), draft.pages)
@@ -330,6 +341,9 @@ class Acts:
             part.pages += pages
             draft.pages -= pages
             draft.tokens -= part.draft_tokens
+            if part.draft_tokens:
+                part.states += states
+                draft.states -= states
 
 
 def _yields(running: Sequence, urgent: Sequence) -> bool:

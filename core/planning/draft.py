@@ -18,6 +18,7 @@ class Part:
     length: int
     wanted: int
     pages: int = 0  # new pages
+    states: int = 0  # new states
     draft_tokens: int = 0
     beams: int = 1
 
@@ -34,11 +35,13 @@ class Part:
 
 @define(eq=False)
 class StepDraft:
-    """The draft of a step. ``tokens``, ``pages``, ``slots`` and ``places`` are what is left for further sequences."""
+    """The draft of a step. ``tokens``, ``pages``, ``slots``, ``states`` and ``places`` are what is left for further
+    sequences."""
 
     tokens: int
     pages: int
     slots: int
+    states: int
     places: int
     parts: list[Part] = field(factory=list)
     starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # the cached pages that each start joins
@@ -48,6 +51,7 @@ class StepDraft:
     awaits: bool = False  # a preempted sequence is in flight: its room comes back later
     work: int = 0  # pages looked up to admit sequences, see `_MOST_WORK` in `acts`
     joined: set[int] = field(factory=set)  # cached pages that the starts join
+    state_keys: set[bytes] = field(factory=set)  # keys of the kept states that the starts go on from
     slot_keys: set[str] = field(factory=set)  # content keys whose cross KV the starts join or write
     scored: int = 0  # tokens of sequences whose prompts have log-probabilities
     growth: dict[int, int] = field(factory=dict)  # pages that running and started sequences need, by token count

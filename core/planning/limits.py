@@ -17,6 +17,7 @@ class PlannerLimits:
     page_size: int
     pages: int
     cross_slots: int
+    states: int = 0  # 0: the model has no recurrent layers
     eos_token_ids: frozenset[int]
     steps_in_flight: int = 2
     crashes_alone: int = 2  # a request is poison after so many crashes alone in a step; more on a flaky device
@@ -45,6 +46,7 @@ class PlannerLimits:
             page_size=description.page_size,
             pages=description.pages,
             cross_slots=description.cross_slots,
+            states=description.states,
             eos_token_ids=frozenset(description.eos_token_ids),
             steps_in_flight=config.steps_in_flight,
             encoder_cache_bytes=config.encoder_cache_bytes,

@@ -4,7 +4,7 @@ tensors."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -23,6 +23,7 @@ class PageAllocator:
     """
 
     total: int
+    evicted: Callable[[Key], object] = field(default=lambda _: None, kw_only=True)  # hears of each key that is evicted
     _free: list[int] = field(init=False)
     _users: dict[int, int] = field(factory=dict, init=False)  # number of users of each taken page
     _keys: dict[int, Key] = field(factory=dict, init=False)  # key of each listed page
@@ -54,7 +55,9 @@ class PageAllocator:
         if self._free:
             return self._free.pop()
         page, _ = self._cached.popitem(last=False)
-        del self._listed[self._keys.pop(page)]
+        key = self._keys.pop(page)
+        del self._listed[key]
+        self.evicted(key)
         return page
 
     def find(self, keys: Iterable[Key]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from ..errors import RunnerCrashed
 from ..events import RequestPreempted, RequestStarted, RequestSuspected, StepShrunk
 from ..ledger_values import Hold, too_large
 from ..ordered import Ordered
-from ..plan import Chunk, CrossWrite, SampledToken, StepPlan, StepResult
+from ..plan import Chunk, CrossWrite, Keep, SampledToken, StepPlan, StepResult
 from ..request import EncoderItem, Request
 from .acquirer import Acquirer
 from .actions import Abort, Action, Commit, Fail, Finish
@@ -111,9 +111,10 @@ class Planner:
 
     def fail_all(self, error: RunnerCrashed) -> None:
         """Fails every request, since the runner has crashed. The steps in flight count as answered."""
+        for step in self._steps:
+            self._unanswered(step)
         self._steps.clear()
         for sequence in list(self._sequences.values()):
-            sequence.in_flight = 0
             if sequence.ended:
                 self._settle(sequence)
         self.fail_waiting(lambda: _one_more(error))
@@ -170,6 +171,8 @@ class Planner:
             sequence.judge_drafts(accepted, chunk.draft_tokens)
         if sequence.fed >= (sequence.listed + 1) * self.limits.page_size and self.limits.prefix_caching:
             self._room.list_pages(sequence)
+        if chunk.states:
+            self._room.settle_states(sequence, chunk.keeps)
         if chunk.start < sequence.placeholders.stop:
             self._acquirer.has_read(sequence)
         sequence.in_flight -= 1  # not earlier: a sequence that ends above keeps its pages until here
@@ -283,6 +286,9 @@ class Planner:
             pages=self.limits.pages,
             pages_free=room.pages.free,
             pages_cached=room.pages.cached,
+            states=self.limits.states,
+            states_free=room.states.free,
+            states_cached=room.states.cached,
             cross_slots=self.limits.cross_slots,
             cross_slots_used=room.slots.used,
             cross_slots_idle=room.slots.cached,
@@ -309,7 +315,9 @@ class Planner:
 
     def _dispatch(self, draft: StepDraft) -> StepPlan:
         written, reads = self._start(draft)
-        chunks = tuple([self._chunk(part) for part in draft.parts])
+        for part in draft.parts:  # all takes come first: what is kept takes what is left
+            self._room.take(part)
+        chunks = tuple([self._chunk(part, self._room.take_keeps(part, draft)) for part in draft.parts])
         placed = [part for part in draft.parts if part.start < part.sequence.placeholders.stop]
         reads += [hold for part in placed for hold in self._reads(part)]
         plan = StepPlan(
@@ -367,12 +375,8 @@ class Planner:
         sequence.slot = slots.take(item.key)
         return True
 
-    def _chunk(self, part: Part) -> Chunk:
+    def _chunk(self, part: Part, keeps: tuple[Keep, ...]) -> Chunk:
         sequence, samples = part.sequence, part.samples
-        if part.pages:
-            pages = self._room.pages.try_take(part.pages)
-            assert pages is not None, "a step was drafted with pages that are not there"
-            sequence.pages += pages
         assert sequence.id is not None, "a running sequence has an id"
         sequence.dispatched = part.start + part.length
         sequence.sampling += samples
@@ -381,9 +385,8 @@ class Planner:
         if part.draft_tokens:
             sequence.drafting += 1
             self._counters.tokens_drafted += part.draft_tokens
-        return Chunk(
-            sequence.id, part.start, part.length, sequence.pages, sequence.slot, samples, part.draft_tokens, part.beams
-        )
+        own = sequence.pages, sequence.slot, samples, part.draft_tokens, part.beams, sequence.states
+        return Chunk(sequence.id, part.start, part.length, *own, keeps)
 
     def _reads(self, part: Part) -> Iterator[Hold]:
         """Yields the holds of the placed encoder outputs that ``part`` reads."""
@@ -404,6 +407,7 @@ class Planner:
             sequence.in_flight -= 1
             sequence.sampling -= chunk.samples
             sequence.drafting -= chunk.draft_tokens > 0
+            self._room.states.give_back([keep.state for keep in chunk.keeps])
 
     def _commit_tokens(self, sequence: Sequence, sampled: SampledToken, *, samples: bool) -> None:
         """Commits the tokens that the chunk sampled, up to one that ends the request."""

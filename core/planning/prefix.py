@@ -83,6 +83,10 @@ class PageKeys:
         placeholders = tuple(item.placeholder for item in request.items if item.placeholder is not None)
         return cls(page_size, placeholders, root_key(identity, cross), list(request.page_keys))
 
+    def last_of(self, pages: int) -> bytes:
+        """Returns the key of the last of the first ``pages`` pages, which `upto` has computed before."""
+        return self._keys[pages - 1]
+
     def upto(self, token_ids: Sequence[int], pages: int, *, first: int = 0) -> Iterator[bytes]:
         """Yields the keys of the pages ``first .. pages-1`` of ``token_ids``, which may only grow. Each key is computed
         when the caller asks for it. Computing all keys of a long prompt at once would delay the other requests.

@@ -1,32 +1,38 @@
-"""The places, pages and cross slots that running sequences have and leaving sequences give back."""
+"""The places, pages, cross slots and states that running sequences have and leaving sequences give back."""
 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Container
 from operator import attrgetter
 
 from attrs import define, field
 
 from ..errors import RequestTooLarge
+from ..plan import Keep
+from .draft import Part, StepDraft
 from .limits import PlannerLimits
 from .pages import CrossSlots, PageAllocator
 from .sequence import Phase, Sequence
+from .states import StatePool
 
 
 @define(eq=False)
 class Room:
-    """The running and the leaving sequences, the pages and the slots."""
+    """The running and the leaving sequences, the pages, the slots and the states."""
 
     limits: PlannerLimits
     running: list[Sequence] = field(factory=list, init=False)  # in order
     leaving: set[Sequence] = field(factory=set, init=False)
     pages: PageAllocator = field(init=False)
     slots: CrossSlots = field(init=False)
+    states: StatePool = field(init=False)
     _came: int = field(default=0, init=False)  # how often a place, pages or a slot came back
     _blocked: tuple[str, int] | None = field(default=None, init=False)  # a request without room; `_came` at that time
 
     def __attrs_post_init__(self) -> None:
-        self.pages = PageAllocator(self.limits.pages)
+        self.states = StatePool(self.limits.states)
+        self.pages = PageAllocator(self.limits.pages, evicted=self.states.unlist)
         self.slots = CrossSlots(self.limits.cross_slots)
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -45,6 +51,11 @@ class Room:
         if sequence.beams == 1:
             return None
         limits, beams = self.limits, f"beam_size={sequence.beams}"
+        if limits.states and sequence.beams > limits.states:
+            return RequestTooLarge(
+                f"{beams} needs a recurrent state for each beam; allowed: up to {limits.states}, all that the engine "
+                "has. Give fewer beams, or a larger EngineConfig(max_running=...)"
+            )
         if sequence.beams > limits.max_step_tokens:
             return RequestTooLarge(
                 f"{beams} needs a token of each beam in one step; allowed: up to {limits.max_step_tokens}. Give "
@@ -60,10 +71,25 @@ class Room:
         return None
 
     def cached_pages(self, sequence: Sequence) -> tuple[int, ...]:
-        """Returns the listed pages that hold the first tokens of the sequence already."""
+        """Returns the listed pages that hold the first tokens of the sequence already. If the model has recurrent
+        layers, they end where a kept state has read them all."""
         if not self.limits.prefix_caching or sequence.shuns_cache:
             return ()
-        return self.pages.find(sequence.page_keys.upto(sequence.tokens, sequence.most_cached()))
+        pages = self.pages.find(sequence.page_keys.upto(sequence.tokens, sequence.most_cached()))
+        return pages[: self._kept_pages(sequence, len(pages))] if self.limits.states else pages
+
+    def _kept_pages(self, sequence: Sequence, most: int) -> int:
+        """Returns the number of pages, up to ``most``, that the last kept state of the sequence's prefix has read."""
+        ends = range(most, 0, -1)
+        return next((end for end in ends if self.states.has(sequence.page_keys.last_of(end))), 0)
+
+    def states_for(self, sequence: Sequence, cached: tuple[int, ...], joined: Container[bytes]) -> int:
+        """Returns the number of states that ``sequence`` takes when it starts behind ``cached`` pages: one for each
+        beam, and the kept one until it is copied, unless that is in use or among ``joined``."""
+        if not self.limits.states:
+            return 0
+        key = sequence.page_keys.last_of(len(cached)) if cached else None
+        return sequence.beams + (key is not None and key not in joined and self.states.is_cached(key))
 
     def is_blocked(self, sequence: Sequence) -> bool:
         """True if the sequence has found no room, and no room has come back since."""
@@ -76,9 +102,14 @@ class Room:
         self._blocked = (sequence.request.id, self._came)
 
     def join(self, sequence: Sequence, cached: tuple[int, ...]) -> None:
-        """Gives a sequence that starts its ``cached`` pages, and the slot of its cross KV if that is resident."""
+        """Gives a sequence that starts its ``cached`` pages, the state that has read them, and the slot of its cross KV
+        if that is resident."""
+        if self.limits.states and self.limits.prefix_caching:
+            sequence.find_ends(len(self.pages.find(sequence.page_keys.upto(sequence.tokens, sequence.most_cached()))))
         self.pages.join(cached)
         sequence.pages = cached
+        if self.limits.states and cached:
+            sequence.source = self.states.join_listed(sequence.page_keys.last_of(len(cached)))
         if sequence.cross_item is not None and self.slots.resident(sequence.cross_item.key):
             sequence.slot = self.slots.share(sequence.cross_item.key)
 
@@ -88,6 +119,46 @@ class Room:
         sequence.phase = Phase.RUNNING
         sequence.listed = len(sequence.pages)
         sequence.dispatched = sequence.fed = sequence.listed * self.limits.page_size
+
+    def take(self, part: Part) -> None:
+        """Gives the sequence of ``part`` the pages and states that the part was drafted with."""
+        pages, states = self.pages.try_take(part.pages), self.states.try_take(part.states)
+        assert pages is not None, "a step was drafted with pages that are not there"
+        assert states is not None, "a step was drafted with states that are not there"
+        if pages:  # a chunk's tuple stays the same while it may
+            part.sequence.pages += pages
+        if states:
+            part.sequence.states += states
+
+    def take_keeps(self, part: Part, draft: StepDraft) -> tuple[Keep, ...]:
+        """Returns the copies of its state that the part writes. They take what states are left."""
+        if not (self.limits.states and self.limits.prefix_caching) or part.beams > 1:
+            return ()
+        positions = part.sequence.keeps(part.start, part.stop + part.draft_tokens)
+        states = self.states.try_take(min(len(positions), draft.states)) or ()
+        draft.states -= len(states)
+        return tuple(map(Keep, positions[len(positions) - len(states) :], states))
+
+    def settle_states(self, sequence: Sequence, keeps: tuple[Keep, ...]) -> None:
+        """Notes that a step was answered: the state that the sequence went on from is copied, and the step has written
+        ``keeps``. Those whose pages are listed are listed, too."""
+        self._came += bool(keeps) or sequence.source is not None
+        self._release_source(sequence)
+        for keep in keeps:
+            end = keep.position // self.limits.page_size
+            if keep.position > sequence.fed or end > sequence.listed:
+                self.states.give_back((keep.state,))
+                continue
+            key = sequence.page_keys.last_of(end)
+            anew = self.states.keep(keep.state, key, worth=end in sequence.ends)
+            if sequence.trail is not None and sequence.trail != key:
+                self.states.give_way(sequence.trail)
+            sequence.trail = key if anew else None
+
+    def _release_source(self, sequence: Sequence) -> None:
+        if sequence.source is not None:
+            self.states.give_back((sequence.source,))
+            sequence.source = None
 
     def list_pages(self, sequence: Sequence) -> None:
         """Lists the full pages that answered steps have written, so that other sequences find them."""
@@ -105,16 +176,19 @@ class Room:
         self.leaving.add(sequence)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Takes pages and slot back from a leaving sequence that no step in flight mentions."""
+        """Takes pages, states and slot back from a leaving sequence that no step in flight mentions."""
         self.leaving.discard(sequence)
         self._came += 1
         self.pages.give_back(sequence.pages)
+        self.states.give_back(sequence.states)
+        self._release_source(sequence)
         if sequence.slot is not None:
             self.slots.give_back((sequence.slot,))
         sequence.rewind()
 
     def generation_lost(self) -> None:
-        """Notes that the contents of pages and slots are lost. Sequences keep their pages, and must forget their
-        slots."""
+        """Notes that the contents of pages, states and slots are lost. Sequences keep their pages and states, and must
+        forget their slots."""
         self.slots = CrossSlots(self.limits.cross_slots)
         self.pages.forget_contents()
+        self.states.forget_contents()

@@ -63,6 +63,10 @@ class Sequence:
     id: int | None = None  # the executor's name for the sequence; new for each start
     pages: tuple[int, ...] = ()
     slot: int | None = None
+    states: tuple[int, ...] = ()  # its own, see `Chunk.states`
+    source: int | None = None  # the kept state that it goes on from, until the step that copies it is answered
+    ends: frozenset[int] = frozenset()  # numbers of pages at whose end its state is worth keeping
+    trail: bytes | None = None  # the key of the last state that it has kept
     dispatched: int = 0
     fed: int = 0
     listed: int = 0  # how many of the first pages are listed for other sequences to find
@@ -211,6 +215,21 @@ class Sequence:
             most = min(most, self.request.alignment.start - 1)
         return most // self.page_keys.page_size
 
+    def find_ends(self, known: int) -> None:
+        """Finds where its state is worth keeping: behind the last page of its prompt and the one before, since the same
+        prompt or its conversation may come again, the latter with a few tokens less; and behind its ``known`` pages,
+        where its prefix leaves one that is listed."""
+        last = (self.prompt_length - 1) // self.page_keys.page_size
+        self.ends = frozenset({known, last, last - 1} - {0, -1})
+
+    def keeps(self, start: int, stop: int) -> list[int]:
+        """Returns the positions in ``start+1 .. stop``, in order, at which its state is kept: the last end of a page,
+        and each end that is worth it."""
+        size = self.page_keys.page_size
+        stop = min(stop, self.prompt_length) if self.beams > 1 else stop
+        ends = range(start // size + 1, stop // size + 1)
+        return [end * size for end in ends if end == ends[-1] or end in self.ends]
+
     def as_start(self) -> SequenceStart:
         """Returns the record of the sequence that the executor keeps."""
         assert self.id is not None, "a sequence that starts has an id"
@@ -228,6 +247,7 @@ class Sequence:
             max_tokens=request.max_tokens,
             stops=self.stops,
             reasoning=request.reasoning,
+            state=self.source,
         )
 
     def rewind(self) -> None:
@@ -235,5 +255,5 @@ class Sequence:
         if self.beams > 1:
             del self.tokens[self.prompt_length :]
         self.id = self.slot = None
-        self.pages = ()
+        self.pages = self.states = ()
         self.dispatched = self.fed = self.listed = self.sampling = self.drafting = 0

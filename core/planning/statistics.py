@@ -32,6 +32,9 @@ class PlannerStatistics(Counters):
     pages: int
     pages_free: int  # cached ones among them
     pages_cached: int  # kept for their content, used by no sequence
+    states: int  # recurrent ones; 0: the model has none
+    states_free: int  # kept ones among them
+    states_cached: int  # kept for sequences with the same prefix
     cross_slots: int
     cross_slots_used: int
     cross_slots_idle: int

@@ -78,9 +78,10 @@ class PlannerMachine(Machine):
         whole: bool = False,
         headroom: int = 0,
         delays: bool = False,
+        states: int = 0,
     ) -> None:
         self.delays = delays
-        self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots, whole_prompts=whole)
+        self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots, whole_prompts=whole, states=states)
         config = EngineConfig(
             max_running=running,
             max_step_tokens=budget,
@@ -294,7 +295,11 @@ class PlannerMachine(Machine):
             return
         step = self.planner.in_flight(plan.step_id)
         names = step.request_ids
-        self.checker(StepBegun(plan.step_id, names, (), (), plan.tokens, step.samples))
+        states = tuple(part.states for part in plan.chunks) if self.limits.states else ()
+        kept = tuple(keep.state for part in plan.chunks for keep in part.keeps)
+        sources = tuple(start.state for start in plan.started if start.state is not None)
+        begun = StepBegun(plan.step_id, names, (), (), plan.tokens, step.samples, 0, states, kept, sources)
+        self.checker(begun)
         if any(self.crashes(name, part) for name, part in zip(names, plan.chunks, strict=True)):
             self.crashing.add(plan.step_id)
         started = {start.sequence_id for start in plan.started}

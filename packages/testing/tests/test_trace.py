@@ -16,6 +16,14 @@ def runs(name: str) -> e.Event:
     return e.StepBegun(9, (name,), (), (), 1, (name,))
 
 
+def changes(
+    step: int, states: dict[str, tuple[int, ...]], kept: tuple[int, ...] = (), sources: tuple[int, ...] = ()
+) -> e.Event:
+    """A step that gives each of the requests a token, and changes its states."""
+    names = tuple(states)
+    return e.StepBegun(step, names, (), (), 1, names, 0, tuple(states.values()), kept, sources)
+
+
 OPEN = [e.StageReached("device taken"), e.StageReached("accepting")]
 ENCODED = [
     e.RequestQueued("r"),
@@ -43,6 +51,8 @@ LIFE = [
 CLOSE = [e.StageReached(stage) for stage in TEARDOWN]
 OTHER = e.RequestQueued("other")
 PREEMPTED = [OTHER, START, e.RequestPreempted("r", "other")]
+TWO = [OTHER, e.RequestQueued("r")]
+DONE = e.StepEnded(0, ok=True)
 OTHERS = [OTHER, e.EntryAcquired("o", "other/0"), e.EntryReserved("o", 1)]
 
 BROKEN = {
@@ -58,10 +68,35 @@ BROKEN = {
     "steps in order": [e.StepEnded(0, ok=True)],
     "no preemption in vain": [*ENCODED, *PREEMPTED, START],
     "no step in vain": [*ENCODED, e.RequestStarted("r", 1), *(e.StepBegun(n, ("r",), (), (), 1) for n in range(2))],
+    "no state shared": [OTHER, e.RequestQueued("r"), changes(0, {"r": (1,), "other": (1,)})],
     "ordered teardown": [*OPEN, e.StageReached("device released"), e.StageReached("scheduler stopped")],
     "always freed eventually": [*OPEN, *LIFE[:13], *CLOSE[:3]],
 }
 MORE = {
+    "a state of one that runs": (
+        "no state shared",
+        [*TWO, changes(0, {"r": (1, 2)}), DONE, changes(1, {"other": (2,)})],
+    ),
+    "a state of a step in flight": (
+        "no state shared",
+        [*TWO, changes(0, {"r": (1,)}), e.RequestEnded("r", "finished"), changes(1, {"other": (1,)})],
+    ),
+    "a kept state of a step in flight": (
+        "no state shared",
+        [*TWO, changes(0, {"r": (1,)}, kept=(3,)), changes(1, {"other": (3,)})],
+    ),
+    "a kept state that is not written yet": (
+        "no state shared",
+        [*TWO, changes(0, {"r": (1,)}, kept=(3,)), changes(1, {"other": (2,)}, sources=(3,))],
+    ),
+    "a state that another one goes on from": (
+        "no state shared",
+        [*TWO, changes(0, {"r": (1,)}, sources=(3,)), changes(1, {"other": (2,)}, kept=(3,))],
+    ),
+    "a state that a request of the step goes on from": (
+        "no state shared",
+        [*TWO, changes(0, {"r": (1,), "other": (2,)}, kept=(3,), sources=(3,))],
+    ),
     "an ask left without an answer": (
         "every acquire is answered",
         [*OPEN, *ENCODED[:2], e.RequestEnded("r", "finished"), *CLOSE[:3]],

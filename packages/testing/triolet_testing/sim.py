@@ -23,6 +23,7 @@ from triolet.api.engine import Engine
 from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription
 from triolet.core.plan import Chunk, DeviceMemory, SampledToken, SequenceStart, StepPlan, StepResult
+from triolet.core.recurrent import OwnState
 from triolet.core.request import EncoderItem
 
 from .sim_beams import SimSearch
@@ -50,6 +51,7 @@ class _Record:
     placed: dict[int, tuple[str, int]]
     key: str | None = None
     search: SimSearch | None = None
+    own: OwnState = field(factory=OwnState)
     first: int | None = None  # the first position that was fed
     fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far; they never change
 
@@ -60,6 +62,11 @@ class _Record:
             before = known[-1] if known else 0
             known.append(_chain(before, self.tokens[position], _seen(self.placed, position, self.key)))
         return known
+
+
+def _states_of(part: Chunk) -> tuple[int, ...]:
+    """Returns the states that a chunk may write."""
+    return (*part.states, *(keep.state for keep in part.keeps))
 
 
 DeviceArgument: TypeAlias = "tuple[EncoderItem, ...] | StepPlan | tuple[str, ...] | None"
@@ -86,6 +93,7 @@ class SimExecutor:
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still resident at the close
     _pages: dict[int, list[int | None]] = field(factory=dict, init=False)  # the fingerprint at each offset of a page
     _slots: dict[int, str] = field(factory=dict, init=False)
+    _states: dict[int, int | None] = field(factory=dict, init=False)  # the fingerprint of all that a state has read
     _records: dict[int, _Record] = field(factory=dict, init=False)
 
     def open(self) -> ModelDescription:
@@ -192,7 +200,7 @@ class SimExecutor:
             self._forget()
 
     def _forget(self) -> None:
-        for kept in (self.outputs, self._records, self._pages, self._slots):
+        for kept in (self.outputs, self._records, self._pages, self._slots, self._states):
             kept.clear()
 
     def _check(self, right: bool, misuse: str) -> None:
@@ -215,12 +223,21 @@ class SimExecutor:
         for part in chunks:
             written = part.page_table[part.start // self.model.page_size :]
             assert all(users[page] == 1 for page in written), "a page is written while another sequence uses it"
+        if not self.model.states:
+            return
+        written_states = Counter(state for part in chunks for state in _states_of(part))
+        records = [record for part in chunks if (record := self._records.get(part.sequence_id)) is not None]
+        read = {record.start.state for record in records if record.first is None}
+        assert max(written_states.values(), default=0) <= 1, "a state is written by two"
+        assert not written_states.keys() & read, "a state is written while a sequence goes on from it"
+        assert all(0 <= state < self.model.states for state in written_states), f"states of {self.model.states}"
 
     def _run(self, part: Chunk) -> SampledToken:
         record = self._record(part)
         if record.search is not None and part.start >= record.search.prompt_length:
             prompt = record.read_to(record.search.prompt_length)
-            return record.search.go_on(part, self._pages, prompt, self.model.vocabulary_size, record.key)
+            held = self._states if self.model.states else None
+            return record.search.go_on(part, self._pages, prompt, self.model.vocabulary_size, record.key, held)
         fingerprint = self._feed(record, part)
         probe = record.start.probe
         asked = probe is not None and part.start <= probe.position < part.start + part.length
@@ -269,7 +286,27 @@ class SimExecutor:
             assert item is None or item[0] in self.outputs, f"{item} is read, but it is not resident"
             self._write(part, position, fingerprints[position])
         self._check_pages(part, fingerprints, end)
+        if self.model.states:
+            self._read_on(record, part, fingerprints)
         return fingerprints[end - 1]
+
+    def _read_on(self, record: _Record, part: Chunk, fingerprints: list[int]) -> None:
+        """Changes the sequence's state, which must have read what comes before the chunk, and writes what is kept.
+        Draft tokens are read later."""
+        copy = record.own.enter(part, record.start.state)
+        fed, end = record.own.fed(part, 0), part.start + part.length
+        own = fed.states[0]
+        if copy is not None:
+            self._states[own] = self._states.get(copy[0])
+        elif fed.start == 0:
+            self._states[own] = 0
+        true = fingerprints[fed.start - 1] if fed.start else 0
+        assert self._states.get(own) == true, f"state {own} of position {fed.start} has read something else"
+        self._states.update(dict.fromkeys(part.states))  # nobody may count on the others
+        self._states[own] = fingerprints[end - 1]
+        self._states.update({keep.state: fingerprints[keep.position - 1] for keep in fed.keeps})
+        if not part.draft_tokens:
+            record.own.leave()
 
     def _write(self, part: Chunk, position: int, fingerprint: int) -> None:
         if self.model.whole_prompts:
@@ -292,11 +329,13 @@ class SimExecutor:
         """Returns the accepted draft tokens, which are those before the first wrong one. All draft tokens are written,
         since a device feeds them before it knows which are right."""
         accepted: list[SampledToken] = []
+        read = [fingerprint]
         right, end = True, part.start + part.length
         for position in range(end, end + part.draft_tokens):
             token_id = record.tokens[-1] if right else -1
             wrong = fingerprint % 3 == 0
             draft = token_id + 1 if wrong or not right else token_id
+            read.append(_chain(read[-1], draft, record.key))
             self._write(part, position, _chain(fingerprint, draft, record.key))
             right = right and not wrong
             if not right:
@@ -304,6 +343,11 @@ class SimExecutor:
             fingerprint = _chain(fingerprint, token_id, record.key)
             record.tokens.append(fingerprint % self.model.vocabulary_size)
             accepted.append(SampledToken(token_id=record.tokens[-1], logprob=-1.0))
+        if self.model.states and part.draft_tokens:
+            fed = record.own.fed(part, part.draft_tokens)
+            self._states.update({keep.state: read[keep.position - end] for keep in fed.keeps if keep.position >= end})
+            self._states[fed.states[0]] = read[-1]
+            record.own.leave(right=len(accepted) == part.draft_tokens)
         return tuple(accepted)
 
 

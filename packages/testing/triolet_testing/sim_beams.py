@@ -15,6 +15,7 @@ from attrs import define, field
 from triolet.core.beam_pages import BeamPages
 from triolet.core.beams import Beam, BeamSearch, BeamSettings, Candidate
 from triolet.core.plan import Chunk, Hypothesis, SampledToken, SequenceStart
+from triolet.core.recurrent import BeamStates
 from triolet.core.request import Placeholder, SamplingParams
 
 from .sim_model import EOS, SimModel, _chain, _read
@@ -56,6 +57,7 @@ class SimSearch:
     prompt_length: int
     state: BeamSearch
     pages: BeamPages
+    states: BeamStates
     fingerprints: list[list[int]] = field(factory=list)
 
     @classmethod
@@ -66,7 +68,7 @@ class SimSearch:
         settings = BeamSettings(sampling=start.sampling, max_tokens=start.max_tokens, stops=start.stops)
         shared = start.prompt_length // page_size
         pages = BeamPages(page_size=page_size, shared=shared, size=settings.size)
-        return cls(start.prompt_length, BeamSearch(settings=settings), pages)
+        return cls(start.prompt_length, BeamSearch(settings=settings), pages, BeamStates(settings.size))
 
     def begin(self, fingerprint: int, vocabulary: int, key: str | None) -> SampledToken:
         """Begins the search after the prompt is read. ``fingerprint`` is that of the prompt's last position."""
@@ -74,10 +76,16 @@ class SimSearch:
         return self._advance(vocabulary, key)
 
     def go_on(
-        self, part: Chunk, held: dict[int, list[int | None]], prompt: list[int], vocabulary: int, key: str | None
+        self,
+        part: Chunk,
+        held: dict[int, list[int | None]],
+        prompt: list[int],
+        vocabulary: int,
+        key: str | None,
+        states: dict[int, int | None] | None,
     ) -> SampledToken:
         """Feeds a token of each beam. The pages ``held`` must hold what the beam has read: the fingerprints ``prompt``,
-        then its own."""
+        then its own; and so must its state in ``states``, if the model has any."""
         if self.state.done:
             return SampledToken(token_id=None)
         assert part.start == self.prompt_length + self.state.length - 1, "every position of a beam is fed once"
@@ -93,7 +101,19 @@ class SimSearch:
             read = [held[page][offset] for page in table for offset in range(size)]
             true = [*prompt[:-1], *own]
             assert read[: len(true)] == true, "a beam's pages hold another beam's KV"
+        if states is not None:
+            self._read_on(part, states)
         return self._advance(vocabulary, key)
+
+    def _read_on(self, part: Chunk, states: dict[int, int | None]) -> None:
+        for source, target in self.states.enter(part.states):
+            states[target] = states[source]
+        own = [self.states.of(index, part.states) for index in range(len(self.state.beams))]
+        assert len(set(own)) == len(own), "two beams have the same state"
+        for state, read in zip(own, self.fingerprints, strict=True):
+            assert states.get(state) == read[-2], "a beam's state has read what another beam has read"
+        states.update(dict.fromkeys(part.states))
+        states.update({state: read[-1] for state, read in zip(own, self.fingerprints, strict=True)})
 
     def _advance(self, vocabulary: int, key: str | None) -> SampledToken:
         last = [own[-1] for own in self.fingerprints]
@@ -101,6 +121,7 @@ class SimSearch:
         if self.state.done:
             return SampledToken(token_id=None, hypotheses=self.state.hypotheses)
         self.pages.go_on([beam.parent for beam in self.state.beams])
+        self.states.go_on([beam.parent for beam in self.state.beams])
         self.fingerprints = _grown(self.state, self.fingerprints, key)
         return SampledToken(token_id=None)
 

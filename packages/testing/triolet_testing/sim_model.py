@@ -132,7 +132,7 @@ class SimPreparer:
 @frozen(kw_only=True)
 class SimModel:
     """The sizes of a simulated model. A model that is not an encoder-decoder reads images. A model that pools is fed
-    whole prompts.
+    whole prompts. A model with ``states`` has recurrent layers.
     """
 
     vocabulary_size: int = 64
@@ -144,6 +144,7 @@ class SimModel:
     encoder_bytes: int = 100
     kind: Kind = field(default=Kind.ENCODER_DECODER, repr=str)  # its repr must be Python
     whole_prompts: bool = False
+    states: int = 0
 
     def describe(self) -> ModelDescription:
         """Returns the model's description for the engine."""
@@ -170,6 +171,7 @@ class SimModel:
             kind=self.kind,
             preparer=None if windows else SimPreparer(model=self),
             whole_prompts=self.whole_prompts,
+            states=self.states,
             alignment_fault=None if windows else "the simulated model reads no audio",
             default_pooling=Pooling(kind="last") if self.kind is Kind.POOLING else None,
         )

@@ -1,0 +1,126 @@
+"""The promises of the planner for models with recurrent layers, whose sequences have states beside their pages.
+
+The simulated device keeps in each state the fingerprint of all that it has read, and refuses a chunk whose state has
+read something else. So a state that is shared and written, that is read after it was given away, or that was not copied
+where it had to be, is an error there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
+
+from triolet.core.planning.sequence import Phase, Sequence
+from triolet.core.request import Request
+
+from .test_planner_machines import SearchMachine
+
+
+class StatesMachine(SearchMachine):
+    """Few states, so that kept ones are evicted, and sequences wait for one."""
+
+    @initialize(
+        pages=st.integers(6, 12),
+        running=st.integers(1, 4),
+        states=st.integers(1, 10),
+        budget=st.integers(3, 12),
+        depth=st.integers(1, 2),
+        caching=st.sampled_from((True, True, True, False)),
+        draft_tokens=st.sampled_from((0, 0, 3, 6)),
+        headroom=st.sampled_from((0, 1)),
+    )
+    def open(
+        self,
+        pages: int,
+        running: int,
+        states: int,
+        budget: int,
+        depth: int,
+        caching: bool,
+        draft_tokens: int,
+        headroom: int,
+    ) -> None:
+        sizes = {"pages": pages, "running": running, "budget": budget, "depth": depth, "states": states}
+        super().open(**sizes, slots=2, capacity=2, caching=caching, draft_tokens=draft_tokens, headroom=headroom)
+
+    @rule(first=st.integers(1, 3), length=st.integers(5, 14), max_tokens=st.integers(1, 6))
+    def submit_long(self, first: int, length: int, max_tokens: int) -> None:
+        """Prompts of several pages that begin alike and end differently."""
+        text = (*range(2, 1 + length), 50 + first)
+        self.ask(text, (), max_tokens=max_tokens, poison=False)
+
+    @rule(turns=st.integers(4, 12))
+    def work_on(self, turns: int) -> None:
+        """The device works undisturbed for a while."""
+        for _ in range(turns):
+            self.plan()
+            self.device_encodes(broken=False)
+            self.device_steps(broken=False)
+            self.cache_answers(most=len(self.answers))
+
+    def found_pages(self, sequence: Sequence) -> tuple[int, int]:
+        """And a state that has read all of them."""
+        room, found = self.planner._room, []
+        for most in super().found_pages(sequence):
+            ends = [end for end in range(1, most + 1) if room.states.has(sequence.page_keys.last_of(end))]
+            found.append(max(ends, default=0))
+        self.seen["a page is found without a state"] += found[0] < super().found_pages(sequence)[0]
+        return found[0], found[1]
+
+    def was_too_large(self, request: Request) -> None:
+        if request.sampling.beam_size <= self.limits.states:
+            super().was_too_large(request)
+
+    def own_states(self) -> Iterator[int]:
+        for sequence in self.planner._sequences.values():
+            yield from sequence.states
+
+    def copies(self) -> Iterator[int]:
+        for plan in self.flights:
+            yield from (keep.state for part in plan.chunks for keep in part.keeps)
+
+    @invariant()
+    def a_state_is_never_shared_and_written(self) -> None:
+        sources = {one.source for one in self.planner._sequences.values() if one.source is not None}
+        written = Counter((*self.own_states(), *self.copies()))
+        assert max(written.values(), default=0) <= 1, "a state is never shared and written"
+        assert not written.keys() & sources, "a state that sequences go on from is never written"
+        free = self.planner.statistics().states_free
+        assert len(written) + len(sources) + free == self.limits.states, "books balance: a state is free or taken"
+
+    @invariant()
+    def a_kept_state_goes_with_its_pages(self) -> None:
+        room = self.planner._room
+        assert room.states._listed.keys() <= room.pages._listed.keys(), "a state is kept, and its last page is gone"
+        assert room.states._worth <= room.states._listed.keys()
+        self.seen["kept"] += bool(room.states._listed)
+
+    @invariant()
+    def sequences_have_what_they_need(self) -> None:
+        for sequence in self.planner._sequences.values():
+            most = 2 if sequence.beams == 1 and self.limits.draft_tokens else sequence.beams
+            if sequence.phase is Phase.RUNNING:
+                assert sequence.beams <= len(sequence.states) <= most, "a state for each beam, and one for drafts"
+                self.seen["drafts"] += sequence.beams == 1 and len(sequence.states) == 2
+                self.seen["beams"] += sequence.beams > 1
+                self.seen["goes on"] += sequence.source is not None
+            if sequence.phase is Phase.WAITING:
+                assert not sequence.states, "a waiting request holds no states"
+                assert sequence.source is None, "a waiting request holds no states"
+
+    def everything_is_given_back(self) -> None:
+        super().everything_is_given_back()
+        assert self.planner.statistics().states_free == self.limits.states, "always freed eventually: states are left"
+        assert not self.executor.misuses, "a state is read that has read something else"
+
+
+def test_states_keep_every_promise():
+    StatesMachine.seen.clear()
+    examples = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
+    run_state_machine_as_test(StatesMachine, settings=examples)
+    for situation in ("kept", "drafts", "beams", "goes on", "a page is found without a state"):
+        assert StatesMachine.seen[situation], f"no example comes into the situation {situation!r}"
