@@ -11,6 +11,7 @@ from attrs import evolve
 from ..core.beam_pages import Copy, pages_of_beams, prompt_pages
 from ..core.plan import Chunk
 from .blueprints.blueprint import AnyPages, Parts
+from .memory.recurrent_states import RecurrentStates
 from .networks.network import Feed, Record
 
 
@@ -27,6 +28,10 @@ def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
         assert end == record.start.prompt_length, f"sequence {part.sequence_id}: a prompt is read whole, not to {end}"
     else:
         _check_pages(parts.paged, part, record)
+    states = 0 if parts.states is None else parts.states.states
+    own = (*part.states, *(keep.state for keep in part.keeps))
+    assert bool(own) == bool(states), f"sequence {part.sequence_id}: states {own} of {states}"
+    assert all(0 <= state < states for state in own), f"sequence {part.sequence_id}: states {own} of {states}"
     slots = 0 if parts.cross is None else parts.cross.slots
     assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
     over = record.search is not None and record.search.state.done  # steps planned before the end feed nothing
@@ -55,9 +60,24 @@ def _check_pages(paged: AnyPages, part: Chunk, record: Record) -> None:
     assert len(part.page_table) >= needed, f"sequence {part.sequence_id}: pages are missing"
 
 
-def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Copy]]:
+def with_state(feed: Feed, states: RecurrentStates) -> Feed:
+    """Returns the chunk as it is fed, see `OwnState`. Its state is prepared, except for those of beams."""
+    part, own, proposed = feed.part, feed.record.own, len(feed.proposed)
+    if feed.record.search is not None and part.start >= feed.record.search.prompt_length:
+        return feed
+    known = evolve(part, length=part.length - proposed)
+    copy = own.enter(known, feed.record.start.state)
+    fed = own.fed(known, proposed)
+    if copy is not None:
+        states.copy([copy])
+    elif fed.start == 0:
+        states.begin(fed.states[0])
+    return evolve(feed, part=fed)
+
+
+def spread_all(feeds: Sequence[Feed], states: RecurrentStates | None) -> tuple[list[Feed], list[range], list[Copy]]:
     """Returns the feeds of a step (a search has one for each beam), the range of feeds that belongs to each chunk, and
-    the pages to copy before the step."""
+    the pages to copy before the step. The states of beams are copied."""
     every: list[Feed] = []
     owned: list[range] = []
     copies: list[Copy] = []
@@ -70,8 +90,12 @@ def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Cop
             every.append(Feed(part=read, record=record))
         elif not search.state.done:
             copies += search.pages.enter(part.start, part.page_table)
+            if states is not None:
+                states.copy(search.states.enter(part.states))
             for index, beam in enumerate(search.state.beams):
-                own = evolve(part, page_table=search.pages.table(index, part.page_table), beams=1)
+                table = search.pages.table(index, part.page_table)
+                of_beam = () if states is None else (search.states.of(index, part.states),)
+                own = evolve(part, page_table=table, beams=1, states=of_beam)
                 tokens = [*record.tokens, *beam.token_ids]
                 row = Record(record.start, tokens, track=search.tracks[index], notes=record.notes, search=search)
                 every.append(Feed(part=own, record=row))

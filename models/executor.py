@@ -33,7 +33,7 @@ from .blueprints.blueprint import Blueprint, Parts
 from .blueprints.read import read_blueprint
 from .checkpoints.turns import TURNS
 from .checkpoints.whisper_tokenizer import whole_tokenizer
-from .chunks import check_chunk, spread_all
+from .chunks import check_chunk, spread_all, with_state
 from .device_calls import device_call, device_errors
 from .machine.defaults import OwnDefaults
 from .machine.threads import set_threads
@@ -183,7 +183,7 @@ class TorchExecutor:
 
         model = own("weights", load())
         trim()  # returns the memory that loading left, before the free memory is measured
-        blueprint = blueprint.sized(sum(self._stack.bytes_by_owner().values()))
+        blueprint = blueprint.measured(model).sized(sum(self._stack.bytes_by_owner().values()))
         parts = blueprint.take(own, model)
         outputs = own("encoder_outputs", EncoderOutputs())
         parts = evolve(parts, network=blueprint.hasten(parts.network, own))  # last, so that graphs are released first
@@ -347,6 +347,7 @@ class TorchExecutor:
 
     def _read(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Returns the vectors and alignments of those chunks that end their prompt."""
+        feeds = self._with_states(now, feeds)
         answers = [SampledToken(token_id=None)] * len(feeds)
         pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
         aligned = [index for index, feed in enumerate(feeds) if feed.record.start.alignment is not None]
@@ -359,23 +360,33 @@ class TorchExecutor:
             found = aligner.align([feeds[index] for index in aligned], now.outputs)
             for index, one in zip(aligned, found, strict=True):
                 answers[index] = SampledToken(token_id=None, aligned=one)
+        for feed in feeds:
+            feed.record.own.leave()
         return answers
+
+    def _with_states(self, now: _Open, feeds: list[Feed]) -> list[Feed]:
+        """Returns the chunks as they are fed to recurrent layers, if there are any."""
+        states = now.parts.states
+        return feeds if states is None else [with_state(feed, states) for feed in feeds]
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Returns the sampled tokens with the accepted draft tokens after them, and the results of beam searches. The
         records grow only after sampling has succeeded."""
         if not any(feed.record.search for feed in feeds):
             return self._feed(now, feeds, ())
-        every, owned, copies = spread_all(feeds)
+        every, owned, copies = spread_all(feeds, now.parts.states)
         sampled = self._feed(now, every, copies) if every else []
         return [sampled[own.start] if own else SampledToken(token_id=None) for own in owned]
 
     def _feed(self, now: _Open, feeds: list[Feed], copies: Sequence[Copy]) -> list[SampledToken]:
         if now.proposer is not None:
             feeds = list(map(Feed.with_proposed, feeds, now.proposer.propose(feeds)))
+        feeds = self._with_states(now, feeds)
         sampled = now.sampler.sample(feeds, copies)
         for feed, one in zip(feeds, sampled, strict=True):
             feed.record.grow(one)
+            if now.parts.states is not None:
+                feed.record.own.leave(right=len(one.accepted) == len(feed.proposed))
         return sampled
 
     def free(self, keys: tuple[str, ...]) -> None:

@@ -28,6 +28,7 @@ from ..memory.encoder_states import MOST_STATES
 from ..memory.frame_states import FrameSlots, FrameStates
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
+from ..memory.recurrent_states import RecurrentStates
 from ..memory.slots import CrossKV
 from ..native.crossed_decoder import CrossedDecoder
 from ..native.decoders import CausalDecoder
@@ -66,6 +67,7 @@ class Parts:
     model: TransformerModel
     paged: AnyPages | None = None
     cross: CrossKV | FrameSlots | None = None
+    states: RecurrentStates | None = None
     aligner: WhisperAligner | None = None
 
 
@@ -79,7 +81,8 @@ class Blueprint:
     device: torch.device
     dtype: torch.dtype  # the dtype that the model computes in
     checkpoint: Checkpoint | ModuleCheckpoint
-    budget: Budget | None = None  # known when the weights are loaded
+    state_numbers: int = 0  # of a recurrent state; known, as the budget is, when the weights are loaded
+    budget: Budget | None = None
     fingerprint: str = ""  # of the weights, once they have been read
 
     @property
@@ -124,6 +127,7 @@ class Blueprint:
             slot=position * shape.embeddings,
             positions=self.positions,
             page_size=self.config.page_size,
+            state=RecurrentStates.bytes_of(self.state_numbers),
         )
 
     @property
@@ -136,6 +140,10 @@ class Blueprint:
         """The chosen numbers of pages and slots."""
         assert self.budget is not None, "pages and slots are counted when the weights are loaded"
         return self.budget
+
+    def measured(self, model: Any) -> Self:  # noqa: ARG002
+        """Returns the blueprint with the sizes that the loaded ``model`` shows."""
+        return self
 
     def sized(self, weights: int, measure: Callable[[torch.device, int], Available] = Available.of) -> Self:
         """Returns the blueprint with the numbers of pages and slots that fit beside ``weights`` bytes in the memory
@@ -251,6 +259,7 @@ class Blueprint:
             "page_size": self.config.page_size,
             "pages": self.chosen.pages,
             "cross_slots": self.chosen.slots,
+            "states": self.chosen.states,
             "encoder_embeddings": shape.embeddings,
             "encoder_bytes": shape.embeddings * embedding,
             "sampling_rate": 0,
@@ -273,6 +282,10 @@ class Blueprint:
             dtype=self.kv_dtype,
             device=self.device,
         )
+
+    def allocate_states(self) -> RecurrentStates:
+        """Allocates the recurrent states."""
+        return RecurrentStates.allocate(states=self.chosen.states, numbers=self.state_numbers)
 
     def allocate_slots(self) -> CrossKV:
         """Allocates the cross-attention slots."""

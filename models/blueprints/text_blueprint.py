@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from attrs import evolve, frozen
 from torch import nn
@@ -108,6 +108,15 @@ class TextBlueprint(ModuleBlueprint):
         family = self.checkpoint.family
         return module if family is None else family.text(module)
 
+    def measured(self, model: Any) -> Self:
+        if not self.checkpoint.shape.recurrent:
+            return self
+        decoder = self.native_decoder(model.module)
+        if isinstance(decoder, str):
+            told = f"has recurrent layers, which only the native library computes, and it does not: {decoder}"
+            raise refusal_of(self.checkpoint, told)
+        return evolve(self, state_numbers=decoder.program(LONGEST).state)
+
     def take(self, own: Own, model: Any) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
         if not checkpoint.causal:
@@ -125,18 +134,20 @@ class TextBlueprint(ModuleBlueprint):
             states = own("encoder_states", EncoderStates()) if self.state_bytes else None
             items = ItemEncoder(model=model, family=checkpoint.family, states=states)
         paged = own("self_kv", self.allocate_pages())
+        states = own("recurrent_states", self.allocate_states()) if self.state_numbers else None
         network = CausalNetwork(
             model=model,
             paged=paged,
             positions=shape.positions,
             device=self.device,
             generates=checkpoint.kind is Kind.DECODER,
+            states=states,
             classifies=bool(checkpoint.labels),
             family=checkpoint.family,
             encoder=items,
         )
         network.attach()
-        return Parts(network=network, model=model, paged=paged)
+        return Parts(network=network, model=model, paged=paged, states=states)
 
     def hasten(self, network: Network, own: Own) -> Network:
         network = super().hasten(network, own)

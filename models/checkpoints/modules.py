@@ -27,6 +27,7 @@ class DecoderShape:
     vocabulary: int
     positions: int
     embeddings: int = 0  # the most rows of an encoder output that cross-attention reads
+    recurrent: bool = False  # some layers are recurrent: a sequence has a state
     windows: tuple[int | None, ...] = field()  # for each layer the number of positions that it sees; None: all
 
     @windows.default

@@ -16,6 +16,8 @@ _LEAST_POSITIONS = 2048  # of a sequence on the CPU, however little room there i
 _LEAST_ROOM = 512 << 20  # bytes on the CPU if the weights are smaller
 _CPU_SHARE = 4  # one part in 4 of the free memory is used; the rest is for the program that the engine lives in
 _CUDA_SHARE = 2  # one part in 2; the rest is for activations, encoder outputs, and other users of the device
+_STATES = 3  # recurrent states for each running sequence: its own, one for draft tokens, and a kept one
+_LEAST_STATES = 4
 _SELF_SHARE = 4  # self-attention gets one part in 4 if there is cross-attention, which gets the rest
 
 
@@ -59,6 +61,7 @@ class KVSizes:
     slot: int  # bytes of the cross-attention KV of one window; 0: the model has none
     positions: int  # of the longest sequence
     page_size: int  # positions of a page
+    state: int = 0  # bytes of a recurrent state; 0: the model has none
 
     @property
     def full(self) -> int:
@@ -78,6 +81,7 @@ class Budget:
     pages: int  # for sequences; the page of zeros is allocated in addition
     slots: int
     positions: int  # of the longest sequence
+    states: int = 0
 
     @classmethod
     def choose(cls, config: EngineConfig, own: KVSizes, available: Available) -> Budget:
@@ -87,9 +91,12 @@ class Budget:
         Raises:
             DeviceOutOfMemory: there is no memory for one sequence of full length and one window.
         """
-        if not own.page:
-            return cls(pages=0, slots=0, positions=own.positions)
-        share = available.most // _SELF_SHARE if own.slot else available.most
+        states = _states(config, own, available)
+        if not own.page:  # all layers are recurrent, or prompts are read whole
+            pages = max(own.full, config.max_running * own.usual) if states else 0
+            return cls(pages=pages, slots=0, positions=own.positions, states=states)
+        left = available.most - (0 if config.state_bytes else states * own.state)
+        share = left // _SELF_SHARE if own.slot else left
         if available.shortens and own.full > 1 and not (config.max_positions or config.self_kv_bytes):
             fitting = max(_LEAST_POSITIONS, (share // own.page - 1) * own.page_size)
             own = evolve(own, positions=min(own.positions, fitting))
@@ -97,13 +104,13 @@ class Budget:
         pages = pages or max(own.full, min(config.max_running * own.usual, share // own.page - 1))
         if own.slot and not slots:
             slots = max(1, min(config.max_running, (available.most - share) // own.slot))
-        budget = cls(pages=pages, slots=slots, positions=own.positions)
+        budget = cls(pages=pages, slots=slots, positions=own.positions, states=states)
         _check_room(config, budget, own, available)
         return budget
 
     def bytes_of(self, sizes: KVSizes) -> int:
-        """Returns the bytes of these pages and slots, the page of zeros included."""
-        return (self.pages + 1) * sizes.page + self.slots * sizes.slot
+        """Returns the bytes of these pages, slots and states, the page of zeros included."""
+        return (self.pages + 1) * sizes.page + self.slots * sizes.slot + self.states * sizes.state
 
 
 def check_sizes(config: EngineConfig, own: KVSizes) -> None:
@@ -120,6 +127,14 @@ def check_sizes(config: EngineConfig, own: KVSizes) -> None:
         )
 
 
+def _states(config: EngineConfig, own: KVSizes, available: Available) -> int:
+    if not own.state:
+        return 0
+    if config.state_bytes:
+        return max(1, config.state_bytes // own.state)
+    return max(_LEAST_STATES, min(_STATES * config.max_running, available.most // 2 // own.state))
+
+
 def _configured(config: EngineConfig, own: KVSizes) -> tuple[int, int]:
     """Returns the configured numbers of pages and slots; 0: not configured."""
     pages = config.self_kv_bytes // own.page - 1 if config.self_kv_bytes else 0
@@ -131,6 +146,7 @@ def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available:
     """Raises `DeviceOutOfMemory` if the chosen numbers exceed the free memory. Configured bytes are not checked."""
     pages = 0 if config.self_kv_bytes else (budget.pages + 1) * sizes.page
     needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
+    needed += 0 if config.state_bytes else budget.states * sizes.state
     if available.free is not None and needed > available.free:
         raise DeviceOutOfMemory(
             f"keys and values of one sequence of {budget.positions} positions take {needed} bytes, but only "

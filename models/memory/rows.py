@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...core.plan import Chunk
+from .recurrent_states import RecurrentStates
 
 
 @frozen(kw_only=True, eq=False)
@@ -28,6 +29,7 @@ class Rows:
         starts: for each of ``chunks``, its first row.
         types: the type of each row's token; empty: all have type 0.
         states: the state of each of ``chunks``, which a step changes; empty: chunks have none.
+        saves: rows, and for each a tensor that gets its chunk's state as it is behind that row.
     """
 
     positions: Sequence[int]
@@ -38,6 +40,7 @@ class Rows:
     starts: Sequence[int] = ()
     types: Sequence[int] = ()
     states: Sequence[Tensor] = ()
+    saves: Sequence[tuple[int, Tensor]] = ()
 
     @classmethod
     def all_of(cls, *counts: int) -> Rows:
@@ -53,6 +56,8 @@ class Rows:
         wanted: Sequence[tuple[int, int]],
         page_size: int,
         lengths: Callable[[int], int] | None = None,
+        states: RecurrentStates | None = None,
+        kept: int = 0,
     ) -> Rows:
         """Returns the rows of a step's chunks, one chunk after the other.
 
@@ -62,6 +67,8 @@ class Rows:
             page_size: the number of positions of a page.
             lengths: returns the number of embeddings in a slot; chunks are then ordered by slot. ``None``: chunks read
                 no slots.
+            states: the recurrent states; ``None``: chunks have none.
+            kept: the number of rows that each state has.
         """
         order: Sequence[int] = range(len(chunks))
         if lengths is not None:
@@ -73,7 +80,7 @@ class Rows:
             starts.append(len(positions))
             if lengths is not None:
                 slot = slot_of(part)
-            told.append((part.length, len(tables), slot, 0 if lengths is None else lengths(slot)))
+            told.append((part.length, len(tables), slot, kept if lengths is None else lengths(slot)))
             positions += range(part.start, part.start + part.length)
             tables += part.page_table[: -(-(part.start + part.length) // page_size)]
         first = starts if lengths is None else dict(zip(order, starts, strict=True))
@@ -84,6 +91,8 @@ class Rows:
             wanted=[first[index] + offset for index, offset in wanted],
             order=order,
             starts=starts,
+            states=() if states is None else [states.of(part.states[0]) for part in chunks],
+            saves=() if states is None else list(_saves(chunks, starts, states)),
         )
 
     def pieces(self, most: int, page_size: int, *, whole: bool = False) -> Iterator[tuple[int, int, Rows, list[int]]]:
@@ -120,6 +129,7 @@ class Rows:
                 wanted=wanted,
                 types=self.types[start:stop],
                 states=self.states[first : first + len(own)],
+                saves=[(row - start, state) for row, state in self.saves if start <= row < stop],
             )
             yield start, stop, piece, inside
 
@@ -129,6 +139,12 @@ class Rows:
         positions = np.array(self.positions, np.int64)
         pages = np.array(self.tables, np.int64)[np.repeat(tables, lengths) + positions // page_size]
         return torch.from_numpy(pages * page_size + positions % page_size)
+
+
+def _saves(chunks: Sequence[Chunk], starts: Sequence[int], states: RecurrentStates) -> Iterator[tuple[int, Tensor]]:
+    for part, row in zip(chunks, starts, strict=True):
+        for keep in part.keeps:
+            yield row + keep.position - part.start - 1, states.of(keep.state)
 
 
 def _fitting(chunks: Sequence[tuple[int, int, int, int]], most: int) -> int:

@@ -25,6 +25,7 @@ from ..attention.paged import PagedStep
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
+from ..memory.recurrent_states import RecurrentStates
 from ..memory.rows import Rows
 from ..native.runner import Runner
 from .item_encoder import ItemEncoder
@@ -51,6 +52,7 @@ class CausalNetwork(Network):
     positions: int
     device: torch.device
     generates: bool
+    states: RecurrentStates | None = None  # set if the model has recurrent layers; then only the library computes it
     classifies: bool = False
     family: Family | None = None
     encoder: ItemEncoder | None = None
@@ -117,7 +119,8 @@ class CausalNetwork(Network):
 
     def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
         """Returns the rows of the step, chunk after chunk."""
-        return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
+        parts, kept = [feed.part for feed in feeds], 0 if self.native is None else self.native.kept
+        return Rows.of(parts, wanted, self.paged.page_size, states=self.states, kept=kept)
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core.plan import AlignedTokens, Chunk, SampledToken, SequenceStart
 from ...core.reasoning import Track
+from ...core.recurrent import OwnState
 from ...core.request import EncoderItem
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
@@ -45,6 +46,7 @@ class Record:
     frames: tuple[int, int] | None = None  # of the last token, as `SampledToken.frames`
     prompt_logprobs: list[Any] = field(factory=list, repr=False)  # of what is read, as in `SampledToken.prompt`
     search: Search | None = field(default=None, repr=False)  # the beam search; ``tokens`` has no tokens of beams
+    own: OwnState = field(factory=OwnState, repr=False)  # of the model's recurrent layers, if it has any
     generated: list[int] = field(init=False, repr=False)  # the tokens after the prompt; grows as ``tokens`` does
     sampler_input: SamplerInput = field(init=False, repr=False)  # reads ``generated``
     page_table: tuple[int, ...] = field(init=False, default=(), repr=False)  # the last one that `check_chunk` has seen

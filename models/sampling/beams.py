@@ -17,6 +17,7 @@ from ...core.beam_pages import BeamPages
 from ...core.beams import BeamSearch, BeamSettings, Candidate
 from ...core.plan import SampledToken, SequenceStart
 from ...core.reasoning import Track
+from ...core.recurrent import BeamStates
 
 
 @define(eq=False)
@@ -26,6 +27,7 @@ class Search:
     prompt_length: int
     state: BeamSearch
     pages: BeamPages
+    states: BeamStates
     tracks: list[Track | None]  # of the beams, through the marks of their reasoning
 
     @classmethod
@@ -33,7 +35,7 @@ class Search:
         """Returns the search for a sequence that starts."""
         settings = BeamSettings(sampling=start.sampling, max_tokens=start.max_tokens, stops=start.stops)
         pages = BeamPages(page_size=page_size, shared=start.prompt_length // page_size, size=settings.size)
-        return cls(start.prompt_length, BeamSearch(settings=settings), pages, [track])
+        return cls(start.prompt_length, BeamSearch(settings=settings), pages, BeamStates(settings.size), [track])
 
     def advance(self, candidates: Sequence[Candidate]) -> SampledToken:
         """Continues the search with the ``candidates`` of a step, and returns the result of the step.
@@ -44,7 +46,9 @@ class Search:
         self.state = self.state.advance(candidates)
         if self.state.done:
             return SampledToken(token_id=None, hypotheses=self.state.hypotheses)
-        self.pages.go_on([beam.parent for beam in self.state.beams])
+        parents = [beam.parent for beam in self.state.beams]
+        self.pages.go_on(parents)
+        self.states.go_on(parents)
         self.tracks = [copy(self.tracks[beam.parent]) for beam in self.state.beams]
         return SampledToken(token_id=None)
 
