@@ -32,6 +32,21 @@ class WhisperTokens:
 
 
 @frozen(kw_only=True)
+class LayerKV:
+    """The keys and values of a layer at one position."""
+
+    heads: int
+    size: int  # numbers of a key of one head
+    value_size: int  # numbers of a value
+    source: int | None = None  # the earlier layer whose keys and values the layer reads; None: it writes its own
+
+    @property
+    def numbers(self) -> int:
+        """The numbers that a position takes."""
+        return 0 if self.source is not None else self.heads * (self.size + self.value_size)
+
+
+@frozen(kw_only=True)
 class GenerationRules:
     """The rules that the generation_config of an encoder-decoder sets for every text. transformers' `generate` follows
     the same rules."""

@@ -2,15 +2,21 @@
 // ---------------------------------------------------------------- pages
 
 inline uint8_t* page_of(const Model& m, int layer, int page) {
-    const int64_t row = 2 * (int64_t)m.kv_width * bytes_of(m.kv_format);
-    return m.keys_values + ((int64_t)layer * m.pages + page) * m.page_size * row;
+    return m.kv[layer].pages + (int64_t)page * m.page_size * m.kv[layer].width * bytes_of(m.kv_format);
 }
 
-// Keys of a head at a position; its values are `kv_width` numbers behind
+inline int value_size(const Operation& o) { return o.value_size ? o.value_size : o.size; }
+
+// How many numbers behind the keys of a head its values are
+inline int64_t values_behind(const Operation& o, int head) {
+    return (int64_t)o.kv_heads * o.size + (int64_t)head * (value_size(o) - o.size);
+}
+
+// Keys of a head at a position
 inline uint8_t* key_at(const Engine& e, const Operation& o, const Block& b, int head, int position) {
     const Model& m = e.model;
     const int page = e.step.tables[b.table + position / m.page_size];
-    const int64_t number = (int64_t)(position % m.page_size) * 2 * m.kv_width + head * o.size;
+    const int64_t number = (int64_t)(position % m.page_size) * m.kv[o.layer].width + head * o.size;
     return page_of(m, o.layer, page) + number * bytes_of(m.kv_format);
 }
 
@@ -30,6 +36,8 @@ void norm_heads(const Operation& o, const float* gain, float* x, int size) {
 
 void turn_head(const Operation& o, const float* gain, float* x, const float* cosines, const float* sines, float scale) {
     if (gain) norm_heads(o, gain, x, o.size);
+    float* own = x;
+    x += o.place;
     const int half = o.turned / 2, apart = o.paired ? 1 : half, step = o.paired ? 2 : 1;
     for (int i = 0; i < half; i++) {
         const float a = x[step * i], b = x[step * i + apart];
@@ -37,7 +45,7 @@ void turn_head(const Operation& o, const float* gain, float* x, const float* cos
         x[step * i + apart] = b * cosines[i] + a * sines[i];
     }
     if (scale != 1.0f)
-        for (int i = 0; i < o.size; i += VL) store_upto(x + i, load_upto(x + i, o.size - i) * scale, o.size - i);
+        for (int i = 0; i < o.size; i += VL) store_upto(own + i, load_upto(own + i, o.size - i) * scale, o.size - i);
 }
 
 void turn(Engine& e, const Operation& o, int block) {
@@ -63,11 +71,12 @@ void turn(Engine& e, const Operation& o, int block) {
         const float scale = o.shift ? o.scale * o.shift[position] : o.scale;
         for (int h = 0; h < o.heads; h++) turn_head(o, query_gain, x + h * o.size, cosines, sines, scale);
         for (int h = 0; h < o.kv_heads; h++) turn_head(o, key_gain, keys + h * o.size, cosines, sines, 1.0f);
-        if (!m.pages) continue;
+        const int width = o.kv_heads * o.size, values = value_size(o);
+        for (int h = 0; o.gain && h < o.kv_heads; h++) norm_heads(o, o.gain, keys + width + h * values, values);
+        if (!m.pages || !o.kv_heads) continue;
         uint8_t* to = key_at(e, o, b, 0, position);
-        const int width = o.kv_heads * o.size;
         narrow(m.kv_format, keys, width, to);
-        narrow(m.kv_format, keys + width, width, to + (int64_t)m.kv_width * bytes_of(m.kv_format));
+        narrow(m.kv_format, keys + width, o.kv_heads * values, to + (int64_t)width * bytes_of(m.kv_format));
     }
 }
 
@@ -118,7 +127,7 @@ inline V scores_of(const float* query, const uint8_t* const* keys, int size) {
     return totals(sums);
 }
 
-// A query of a chunk, and its part [2 + size]: the largest score, the sum of e^(score - largest), and the values by these.
+// A query of a chunk, and its part [2 + value_size]: the largest score, the sum of e^(score - largest), and the values by these.
 // `added`: by distance, of its head
 struct Query { const float* at; float* part; const float* added; };
 
@@ -153,10 +162,11 @@ void attend_chunk(const Operation& o, const Query* queries, int rows, const uint
                   int first, int count, int apart, int64_t next) {
     alignas(64) float scores[BLOCK][CHUNK];
     const uint8_t* values[CHUNK];
+    const int size = value_size(o);
     for (int p = first; p < count; p++) values[p] = keys[p] + values_behind * W::BYTES;
     for (int p = 0; p < count; p += VL) {
         for (int i = most(p, first); i < least(p + VL, count); i++)
-            for (int at = 0; at < o.size * W::BYTES; at += 64) {
+            for (int at = 0; at < size * W::BYTES; at += 64) {
                 __builtin_prefetch(values[i] + at, 0, 2);
                 if (next) __builtin_prefetch(keys[i] + next + at, 0, 2);
             }
@@ -191,13 +201,13 @@ void attend_chunk(const Operation& o, const Query* queries, int rows, const uint
         queries[r].part[1] = total(sum);
     }
     int from = 0;
-    for (; rows == 1 && from + 4 * VL <= o.size; from += 4 * VL) weigh<W, 4, 1>(queries, 1, scores, values, first, count, from);
-    for (; from + 2 * VL <= o.size; from += 2 * VL) weigh<W, 2, 4>(queries, rows, scores, values, first, count, from);
-    for (; from + VL <= o.size; from += VL) weigh<W, 1, 4>(queries, rows, scores, values, first, count, from);
-    for (int r = 0; from < o.size && r < rows; r++) {
+    for (; rows == 1 && from + 4 * VL <= size; from += 4 * VL) weigh<W, 4, 1>(queries, 1, scores, values, first, count, from);
+    for (; from + 2 * VL <= size; from += 2 * VL) weigh<W, 2, 4>(queries, rows, scores, values, first, count, from);
+    for (; from + VL <= size; from += VL) weigh<W, 1, 4>(queries, rows, scores, values, first, count, from);
+    for (int r = 0; from < size && r < rows; r++) {
         V rest = {};
-        for (int p = first; p < count; p++) rest = fuse(all(scores[r][p]), read_upto<W>(values[p] + from * W::BYTES, o.size - from), rest);
-        store_upto(queries[r].part + 2 + from, rest, o.size - from);
+        for (int p = first; p < count; p++) rest = fuse(all(scores[r][p]), read_upto<W>(values[p] + from * W::BYTES, size - from), rest);
+        store_upto(queries[r].part + 2 + from, rest, size - from);
     }
 }
 
@@ -233,7 +243,7 @@ inline int spans_of(const Engine& e, const Operation& o, const Block& b) {
 // The keys of a chunk's positions from `low` on, which begins at `start`; those that are none are their neighbour's.
 void find_keys(const Engine& e, const Operation& o, const Block& b, int head, int start, int low, const uint8_t** keys) {
     const int end = least(CHUNK, position_of(e, b, b.rows - 1) + 1 - start), size = e.model.page_size;
-    const int64_t row = 2 * (int64_t)e.model.kv_width * bytes_of(e.model.kv_format);
+    const int64_t row = (int64_t)e.model.kv[o.layer].width * bytes_of(e.model.kv_format);
     for (int p = low; p < end;) {  // page by page
         const uint8_t* at = key_at(e, o, b, head, start + p);
         for (const int stop = least(end, p + size - (start + p) % size); p < stop; p++, at += row) keys[p] = at;
@@ -242,10 +252,10 @@ void find_keys(const Engine& e, const Operation& o, const Block& b, int head, in
     for (int p = 0; p < low; p++) keys[p] = keys[low];
 }
 
-// One span of the positions of a block's rows, for one head of keys: to parts [rows][group][2 + size], of the rows that
+// One span of the positions of a block's rows, for one head of keys: to parts [rows][group][2 + value_size], of the rows that
 // see any of it. Its chunks are joined in order; `room` is for BLOCK more parts.
 void attend_span(const Engine& e, const Operation& o, const Block& b, int head, int span, float* parts, float* room) {
-    const int group = o.heads / o.kv_heads, length = 2 + o.size;
+    const int group = o.heads / o.kv_heads, length = 2 + value_size(o);
     const Buffer& queries = e.model.buffers[o.from];
     const auto attend = attention_of(e.model);
     const uint8_t* keys[CHUNK];
@@ -266,8 +276,8 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
                     float* part = begins ? parts + (r * group + g + h) * length : room + h * length;
                     heads[h] = {query, part, o.distances ? o.distances + (int64_t)own * o.distance_count : nullptr};
                 }
-                attend(o, heads, taken, keys, e.model.kv_width, most(0, first - start), count, position - start, 0);
-                for (int h = 0; !begins && h < taken; h++) join(parts + (r * group + g + h) * length, heads[h].part, o.size);
+                attend(o, heads, taken, keys, values_behind(o, head), most(0, first - start), count, position - start, 0);
+                for (int h = 0; !begins && h < taken; h++) join(parts + (r * group + g + h) * length, heads[h].part, length - 2);
             }
         }
     }
@@ -275,15 +285,21 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
 
 // What a row and head attend to, to its place
 inline void write(const Engine& e, const Operation& o, int row, int head, const float* sum) {
-    float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width + head * o.size;
-    const float inverse = 1.0f / sum[1];
-    for (int d = 0; d < o.size; d += VL) store_upto(to + d, load_upto(sum + 2 + d, o.size - d) * inverse, o.size - d);
+    const int size = value_size(o);
+    float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width + head * size;
+    float inverse = 1.0f / sum[1];
+    if (o.kind == ATTEND && o.shift) {  // one more key in the sum of weights
+        const float sink = o.shift[head], largest = sink > sum[0] ? sink : sum[0];
+        const float own = exponential(all(sum[0] - largest))[0];
+        inverse = own / (sum[1] * own + exponential(all(sink - largest))[0]);
+    }
+    for (int d = 0; d < size; d += VL) store_upto(to + d, load_upto(sum + 2 + d, size - d) * inverse, size - d);
 }
 
 // A block and a head of keys
 void attend_whole(Engine& e, const Operation& o, int thread, int piece) {
     const Block& b = e.blocks[piece / o.kv_heads];
-    const int head = piece % o.kv_heads, group = o.heads / o.kv_heads, length = 2 + o.size, each = b.rows * group;
+    const int head = piece % o.kv_heads, group = o.heads / o.kv_heads, length = 2 + value_size(o), each = b.rows * group;
     float *sums = e.own[thread], *parts = sums + each * length, *room = parts + each * length;
     const int begun = first_span(e, o, b);
     for (int span = begun; span < begun + spans_of(e, o, b); span++) {
@@ -292,7 +308,7 @@ void attend_whole(Engine& e, const Operation& o, int thread, int piece) {
             const int position = position_of(e, b, r), first = first_seen(o, position) / SPAN;
             if (first > span || position / SPAN < span) continue;
             for (int i = r * group; i < (r + 1) * group; i++) {
-                if (first < span) join(sums + i * length, parts + i * length, o.size);
+                if (first < span) join(sums + i * length, parts + i * length, length - 2);
                 else
                     for (int d = 0; d < length; d++) sums[i * length + d] = parts[i * length + d];
             }
@@ -307,7 +323,7 @@ void attend_part(Engine& e, const Operation& o, int thread, int piece) {
     for (int size; piece >= (size = spans_of(e, o, e.blocks[block]) * o.kv_heads); block++) piece -= size;
     const Block& b = e.blocks[block];
     const int spans = spans_of(e, o, b), head = piece / spans, span = piece % spans, begun = first_span(e, o, b);
-    const int group = o.heads / o.kv_heads, length = 2 + o.size, each = b.rows * group;
+    const int group = o.heads / o.kv_heads, length = 2 + value_size(o), each = b.rows * group;
     const int64_t of_head = (int64_t)each * length * e.most_spans;
     float* parts = e.parts + ((int64_t)b.row * o.heads * e.most_spans) * length + head * of_head;
     attend_span(e, o, b, head, begun + span, parts + (int64_t)span * each * length, e.own[thread]);
@@ -318,7 +334,7 @@ void attend_part(Engine& e, const Operation& o, int thread, int piece) {
         const int position = position_of(e, b, i / group);
         const int first = first_seen(o, position) / SPAN - begun, last = position / SPAN - begun;
         float* sum = parts + ((int64_t)first * each + i) * length;
-        for (int s = first + 1; s <= last; s++) join(sum, parts + ((int64_t)s * each + i) * length, o.size);
+        for (int s = first + 1; s <= last; s++) join(sum, parts + ((int64_t)s * each + i) * length, length - 2);
         write(e, o, b.row + i / group, head * group + i % group, sum);
     }
 }

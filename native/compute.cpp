@@ -82,6 +82,12 @@ void finish_panel(const Operation& o, float* to, int width, int first, int panel
         if (is_gated(o)) {
             V value = load(gated + i);
             if (m.bias) value += load(m.bias + (panel + apart) * PANEL + i);
+            if (o.ending == GATED && o.cap > 0.0f) {
+                const V most = all(o.cap), least = all(-o.cap);
+                v = v > most ? most : v;
+                value = value > most ? most : value;
+                value = (value < least ? least : value) + 1.0f;
+            }
             v = o.ending == GATED ? activated(v, o.activation) * value : v * activated(value, o.activation);
         }
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
@@ -222,6 +228,17 @@ void mix(const Engine& e, const Operation& o, int row) {
     }
 }
 
+void copy(const Engine& e, const Operation& o, int row) {
+    const float* x = row_of(e, o, row) + o.column;
+    float* y = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width + o.place;
+    for (int head = 0; head < o.heads; head++, x += o.window, y += o.ahead)
+        for (int i = 0; i < o.size; i += VL) {
+            const int count = o.size - i;
+            const V scaled = load_upto(x + i, count) * o.scale, there = o.ending == STORE ? scaled : load_upto(y + i, count);
+            store_upto(y + i, o.ending == ADD ? there + scaled : o.ending == GATED ? there * scaled : scaled, count);
+        }
+}
+
 // ---------------------------------------------------------------- phases
 
 Share share_of(const Engine& e, int phase) {
@@ -272,6 +289,8 @@ void run(Engine& e, int number, int thread, uint32_t round) {
                 prepare_row(o, row_of(e, o, at), e.own[thread], e.ready + at * stride_of(e, o));
             } else if (o.kind == EXPERTS) {
                 prepare_expert(e, o, thread, at);
+            } else if (o.kind == COPY) {
+                copy(e, o, at);
             } else if (o.kind == MIX) {
                 mix(e, o, at);
             } else if (o.kind == ROUTE && index % 2) {

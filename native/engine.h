@@ -37,7 +37,7 @@ struct Engine {
     Phase* phases;      // copies; two for each operation: what comes before it, and the operation; and the draws
     int32_t *tokens, *types;  // [most_rows]
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
-    float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
+    float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + value_size]
     float *keys, *values;  // of all states and rows, in panels: [heads][rows / 32][size][32] and [heads][size / 32][rows][32]
     int32_t* come;      // [BLOCK][kv_heads] spans that are done
     int32_t* asked;     // [most_rows][most experts of a row] experts, of all rows

@@ -41,7 +41,7 @@ static inline bool is_routed(const Operation& o, const Model& m, int64_t from, i
 static inline bool is_sound(const Operation& o, const Model& m) {
     if (!within(o.from, 0, m.buffer_count - 1) || !within(o.to, 0, m.buffer_count - 1)) return false;
     const int64_t from = m.buffers[o.from].width, to = m.buffers[o.to].width;
-    const int64_t heads = (int64_t)o.heads * o.size, kv = (int64_t)o.kv_heads * o.size;
+    const int64_t heads = (int64_t)o.heads * o.size, value = o.value_size ? o.value_size : o.size;
     const auto normed = [&](int64_t width) { return o.gain && width % 16 == 0; };
     const auto stated = [&](int64_t numbers) { return within(o.place, 0, m.state) && numbers <= m.state - o.place; };
     if (o.kind == NORM || o.kind == NORM_ADD) return normed(from) && from <= to;
@@ -57,10 +57,18 @@ static inline bool is_sound(const Operation& o, const Model& m) {
         return is_sound(o.matrix) && o.matrix->inputs <= from &&
                (o.norm == NO_NORM || normed(o.matrix->inputs));
     if (is_of_experts(o) || o.kind == MIX) return is_routed(o, m, from, to);
+    if (o.kind == COPY) {
+        const auto inside = [&](int64_t first, int64_t apart, int64_t width) {
+            return first >= 0 && apart >= 0 && first + (o.heads - 1) * apart + o.size <= width;
+        };
+        return !o.wanted && o.heads >= 1 && o.size >= 1 && inside(o.column, o.window, from) && inside(o.place, o.ahead, to);
+    }
     if (o.kind == LOOKUP)
         return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions) &&
                (!o.gain || o.heads >= 1);
-    if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || heads > from) return false;
+    if (o.heads < 1 || o.kv_heads < (o.kind != TURN) || o.size < 1 || (o.kv_heads && o.heads % o.kv_heads)) return false;
+    if (heads > from || !within(o.value_size, 0, o.kind == TURN || o.kind == ATTEND ? MOST : 0)) return false;
+    const int64_t kv = o.kv_heads * (o.size + value);
     if ((o.distances || o.places) && o.distance_count < 1) return false;
     if (o.kind == ATTEND_ALL)
         return o.kv_heads == o.heads && 3 * heads <= from && heads <= to && within(o.window, 0, 1 << 24) && within(o.ahead, 0, 1 << 24) &&
@@ -68,23 +76,24 @@ static inline bool is_sound(const Operation& o, const Model& m) {
                ((!o.distances && !o.places) || o.distance_count % 2) &&
                (!o.places || (is_sound(o.place_keys, o) && is_sound(o.place_queries, o)));
     if (o.kind == TURN) {
-        if (2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
+        if (kv > from - heads || !within(o.turned, 0, o.size) || !within(o.place, 0, o.size - o.turned)) return false;
         if (o.shift && o.distance_count < m.positions) return false;
         if (o.turned && (!within(o.table, 0, m.turns_count - 1) || o.turned / 2 > m.turns[o.table].half)) return false;
-        if (!m.pages) return true;
+        if (!m.pages || !o.kv_heads) return true;
     }
     if (!within(o.layer, 0, m.layers - 1)) return false;
     if (o.kind == CROSS) return m.cross && o.kv_heads == m.cross_heads && o.size <= m.cross_size && heads <= to;
-    if (!m.keys_values || !m.pages || kv > m.kv_width) return false;
-    return o.kind == TURN || (o.kind == ATTEND && heads <= to && o.window >= 0);
+    if (!m.kv || !m.pages || kv > m.kv[o.layer].width) return false;
+    return o.kind == TURN || (o.kind == ATTEND && o.heads * value <= to && o.window >= 0);
 }
 
 static inline bool is_sound(const Model& m) {
     for (int number : {m.count, m.buffer_count, m.most_rows, m.positions, m.block, m.pages ? m.page_size : 1})
         if (!within(number, 1, MOST)) return false;
-    for (int number : {m.turns_count, m.layers, m.pages, m.kv_width, m.slots, m.embeddings, m.state, m.kept, m.kept_rows})
+    for (int number : {m.turns_count, m.layers, m.pages, m.slots, m.embeddings, m.state, m.kept, m.kept_rows})
         if (!within(number, 0, MOST)) return false;
-    if (m.pages && !m.keys_values) return false;  // pages may be copied, whatever the operations are
+    for (int i = 0; m.pages && i < m.layers; i++)  // pages may be copied, whatever the operations are
+        if (!m.kv || !within(m.kv[i].width, 0, MOST) || (m.kv[i].width && !m.kv[i].pages)) return false;
     if (!within(m.threads, 1, MOST_THREADS) || !within(m.kv_format, FLOAT32, BFLOAT16)) return false;
     for (int i = 0; i < m.buffer_count; i++)
         if (!within(m.buffers[i].width, 0, MOST)) return false;

@@ -66,7 +66,7 @@ void lay_out(Engine& e, Room& room) {
             scores = std::max(scores, BATCH * seen + quantized / 4);
         }
         if (o.kind != ATTEND && o.kind != CROSS) continue;
-        const size_t length = 2 + o.size, group = o.heads / o.kv_heads;
+        const size_t length = 2 + (o.value_size ? o.value_size : o.size), group = o.heads / o.kv_heads;
         heads = std::max(heads, (size_t)o.kv_heads);
         attended = std::max(attended, BLOCK * (2 * group + 1) * length);
         parts = std::max(parts, (size_t)BLOCK * o.heads * e.most_spans * length);

@@ -13,7 +13,7 @@ static inline bool is_int8(int format) { return format == INT8 || format == INT8
 static inline bool is_narrowed(int format) { return is_int8(format) || format == PAIRS; }  // inputs become smaller, too
 enum Kind : int32_t {
     NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
-    KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14
+    KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14, COPY = 15
 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
@@ -47,15 +47,17 @@ struct Operation {
     // LINEAR, LOOKUP. The latter writes the weights of each row's token, as many as there are inputs, by ``scale``, and
     // adds the numbers of its position, ``shift`` [distance_count][inputs], and those of its type, ``gain`` [heads]
     // [inputs], if there are some.
-    // GATED: the first half of the panels are gates, the other what they are multiplied with. GATED_BY: reversed
+    // GATED: the first half of the panels are gates, the other what they are multiplied with. GATED_BY: reversed.
+    // GATED with a ``cap``: gates are at most that, and the others, to which 1 is added, within it on both sides
     const Matrix* matrix;
     int32_t ending, activation;
     float cap;
     // LINEAR: what it computes is multiplied with ``scale``, before it is added or capped; 0: it is not.
-    // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page, if
-    // the model has pages. Queries are multiplied with ``scale``, and with ``shift`` [distance_count] of their position,
-    // if there is some.
-    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot; scales the queries.
+    // TURN: queries and keys [heads + kv_heads][size] and values [kv_heads][value_size] of a row; the keys and values, if
+    // there are some, go into its page, if the model has pages. Queries are multiplied with ``scale``, and with ``shift``
+    // [distance_count] of their position, if there is some. ``gain`` [value_size] is of a norm of values, if they have one
+    // ATTEND: of queries in ``from``. ``shift`` [heads]: scores of a key without a value, which all rows see, if there is
+    // one. CROSS: the same over the keys and values of the row's slot; scales the queries.
     // ATTEND_ALL: each row attends to all rows of its sequence, before it and behind it, whose queries, keys and values
     // are in ``from``
     // CONVOLVE: each number of a row by its neighbours in ``distance_count`` rows of the sequence, ``window`` of them
@@ -70,9 +72,12 @@ struct Operation {
     // ``gain`` [kv_heads] is added to the chances, if there is some. All operations choose as many of as many.
     // EXPERTS: as LINEAR, by the experts that were last chosen, which have as many panels each, one after the other, and
     // `size` outputs: [heads][size] of a row. They read the same, or each its own of [heads][distance_count].
+    // COPY: of a row, [heads][size] numbers, `window` apart from `column` on, to places `ahead` apart from `place` on, by
+    // ``scale``: stored, added to what is there, or GATED: multiplied with it
     // MIX: the sum of [heads][size] of a row by its weights in the buffer `table`, by ``scale``: stored, or added
     int32_t layer, heads, kv_heads, size;
-    int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
+    int32_t value_size;                    // of a value of TURN and ATTEND; 0: ``size``
+    int32_t turned;                        // dimensions of a head from ``place`` on that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines, or a buffer of weights
     const float *query_gain, *key_gain;    // [size] of norms of each head, or none; both [heads][size] if ``together``
     float scale, soft_cap;                 // of scores, or of embeddings; 0: no cap
@@ -93,6 +98,7 @@ struct Operation {
 };
 
 struct Buffer { float* data; int32_t width; };
+struct Layer { uint8_t* pages; int32_t width; };  // [pages][page_size][width], keys before values; or none, of no width
 struct Turns { const float *cosines, *sines; int64_t count; int32_t half; };  // [count][half]
 
 struct Model {
@@ -103,8 +109,8 @@ struct Model {
     int32_t chooses;        // 1: steps may have draws
     int32_t most_rows, positions;
     int32_t kv_format;     // of pages and slots, of 32 or 16 bits; computed is in float32
-    uint8_t* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values; or none, of 0 pages
-    int32_t layers, pages, page_size, kv_width;
+    const Layer* kv;       // [layers], or none, of 0 pages
+    int32_t layers, pages, page_size;
     const uint8_t* cross;  // [layers][2][slots][cross_heads][embeddings][size], keys before values; or none
     int32_t slots, cross_heads, embeddings, cross_size;
     int32_t state, kept, kept_rows;  // numbers of a chunk's state, or 0; the most rows that one has, and all of a step

@@ -144,6 +144,6 @@ void choose(Engine& e, int thread, int row) {
 void copy_page(Engine& e, int piece) {
     const Model& m = e.model;
     const int32_t* pair = e.step.copies + 2 * (piece / m.layers);
-    const size_t size = (size_t)m.page_size * 2 * m.kv_width * bytes_of(m.kv_format);
-    __builtin_memcpy(page_of(m, piece % m.layers, pair[1]), page_of(m, piece % m.layers, pair[0]), size);
+    const size_t size = (size_t)m.page_size * m.kv[piece % m.layers].width * bytes_of(m.kv_format);
+    if (size) __builtin_memcpy(page_of(m, piece % m.layers, pair[1]), page_of(m, piece % m.layers, pair[0]), size);
 }

@@ -26,6 +26,7 @@ from .crossed_family import crossed_model_types
 from .families import find_family
 from .family import Family
 from .frame_family import frame_model_types
+from .layer_sizes import DIFFERING, layer_sizes
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
@@ -191,8 +192,8 @@ def _architecture(plain: FileSettings, config: Any) -> str:
 
 def _reason(config: Any, text: Any) -> str | None:
     """The reason why the engine does not support the configuration; ``None``: it does."""
-    if getattr(text, "is_heterogeneous", False):
-        return f"has layers that differ in {', '.join(sorted(text.per_layer_attributes))}"
+    if differing := set(getattr(text, "per_layer_attributes", None) or ()) - DIFFERING:
+        return f"has layers that differ in {', '.join(sorted(differing))}"
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
@@ -208,8 +209,6 @@ def _reason(config: Any, text: Any) -> str | None:
         return f"attends within chunks of {text.attention_chunk_size} positions"
     if ropes:
         return f"has rotary positions of type {', '.join(map(str, sorted(ropes, key=str)))}, which depend on the batch"
-    if getattr(text, "num_kv_shared_layers", 0):
-        return "shares keys and values between layers"
     return None
 
 
@@ -238,18 +237,16 @@ def _is_causal(text: Any) -> bool:
 
 
 def _shape(folder: Path, text: Any) -> DecoderShape:
-    number = partial(whole, folder, text)
-    heads, hidden, layers = number("num_attention_heads"), number("hidden_size"), number("num_hidden_layers")
-    grouped = getattr(text, "num_key_value_heads", None) is not None
-    sized = getattr(text, "head_dim", None) is not None
+    number, kv = partial(whole, folder, text), layer_sizes(folder, text)
     return DecoderShape(
-        layers=layers,
-        kv_heads=number("num_key_value_heads") if grouped else heads,
-        head_dim=number("head_dim") if sized else hidden // heads,
-        hidden=hidden,
+        layers=len(kv),
+        kv_heads=max(layer.heads for layer in kv),
+        head_dim=max(layer.size for layer in kv),
+        hidden=number("hidden_size"),
         vocabulary=number("vocab_size"),
         positions=_positions(folder, text),
-        windows=_windows(folder, text, layers),
+        windows=_windows(folder, text, len(kv)),
+        kv=kv,
     )
 
 

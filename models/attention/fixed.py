@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..memory.kv import PagedKV
 from ..memory.rows import Rows
-from .paged import Short, mask_of
+from .paged import Scores, Short, mask_of
 
 _NUMBERS = 4  # numbers of a row, not counting its page table
 
@@ -129,12 +129,12 @@ class FixedStep:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attends as `paged.PagedStep.attend` does."""
-        spare = self.inputs.slot_mapping >= self.paged.pages * self.paged.page_size
-        written = torch.cat([keys.flatten(1), values.flatten(1)], 1).masked_fill(spare[:, None], 0)
-        self.paged.write(layer, self.inputs.slot_mapping, written)
-        return self._span(window).attend(self.paged, layer, queries, scale, softcap)
+        spare = (self.inputs.slot_mapping >= self.paged.pages * self.paged.page_size)[:, None, None]
+        self.paged.write(layer, self.inputs.slot_mapping, keys.masked_fill(spare, 0), values.masked_fill(spare, 0))
+        return self._span(window).attend(self.paged, layer, queries, Scores(scale, softcap, sinks))
 
     def _span(self, window: int | None) -> Short:
         """Returns the span of all rows, made once for all layers with the same window."""

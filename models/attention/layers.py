@@ -85,15 +85,16 @@ def attend_paged(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     triolet: PagedCall | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Implements transformers' attention interface: query [1, heads, rows, head_dim], key and value [1, kv_heads, rows,
-    head_dim]; returns [1, rows, heads, head_dim].
+    head_dim], whose values may have another width; returns [1, rows, heads, value_dim].
 
     Raises:
-        UnsupportedModel: the layer asks for more than causal attention with a window and a soft cap.
+        UnsupportedModel: the layer asks for more than causal attention with a window, a soft cap and sinks.
     """
     layer = getattr(module, "layer_idx", None)
     if triolet is None or not isinstance(layer, int):
@@ -106,9 +107,9 @@ def attend_paged(
         asked = {
             "dropout": dropout > 0,
             "attention in both directions": is_causal is False or getattr(module, "is_causal", True) is False,
-            "attention sinks": getattr(module, "sinks", None) is not None,
+            "attention sinks that it does not pass": s_aux is None and getattr(module, "sinks", None) is not None,
         }
-        allowed = "causal attention with grouped heads, a sliding window and a soft cap"
+        allowed = "causal attention with grouped heads, a sliding window, a soft cap and sinks"
         check_request(module, attention_mask, others, asked, allowed)
         triolet.witness(LayerRequest.of(layer, key, value, sliding_window))
     attended = triolet.step.attend(
@@ -119,6 +120,7 @@ def attend_paged(
         scale=float(query.shape[-1]) ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         softcap=softcap,
+        sinks=s_aux,
     )
     return attended[None], None
 

@@ -48,6 +48,47 @@ class _Limits:
         return cls(gathered=256 << 20, wasted=64 << 20)
 
 
+@frozen(eq=False)
+class Scores:
+    """The scores of queries and keys of one layer: their products, and what becomes of these before the softmax."""
+
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None  # [heads]
+
+    @property
+    def are_written(self) -> bool:
+        """True if torch's own attention does not do all of it, so that scores are written, and need a mask."""
+        return self.softcap is not None or self.sinks is not None
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Computes attention [n, heads, rows, value_dim] over ``keys`` [n, kv_heads, positions, head_dim]. Without a
+        mask it is causal."""
+        if not self.are_written:
+            return scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self.scale,
+                enable_gqa=queries.shape[1] != keys.shape[1],
+            )
+        assert mask is not None, "scores that are written are masked"
+        repeats = queries.shape[1] // keys.shape[1]
+        if repeats > 1:
+            keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+        scores = torch.matmul(queries, keys.transpose(-1, -2)) * self.scale
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores, count = scores + mask, keys.shape[-2]
+        if self.sinks is not None:  # of heads, or of the heads of a key, whose rows these are
+            own = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1)
+            scores = torch.cat([scores, own.expand(len(scores), -1, scores.shape[2], 1)], -1)
+        weights = scores.softmax(-1, dtype=torch.float32)[..., :count].to(queries.dtype)
+        return torch.matmul(weights, values)
+
+
 @frozen(kw_only=True, eq=False)
 class _Chunk:
     """A chunk of the step."""
@@ -84,17 +125,16 @@ class Short:
     table: Tensor  # [count * pages] pages
     mask: Tensor  # [count, 1 or heads, length, pages * page_size], see `mask_of`
 
-    def attend(self, paged: PagedKV, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
-        """Computes the attention of ``queries`` [count * length, heads, head_dim]; the result has the same shape."""
+    def attend(self, paged: PagedKV, layer: int, queries: Tensor, scores: Scores) -> Tensor:
+        """Computes the attention of ``queries`` [count * length, heads, head_dim]; the result has values for keys."""
         keys, values = paged.gather(layer, self.table, self.count)
-        heads = keys.shape[1]
+        heads, shape = keys.shape[1], (*queries.shape[:2], values.shape[-1])
         if self.length == 1:  # query heads that share a key head become its rows, so that nothing is repeated
             split = queries.reshape(self.count, heads, queries.shape[1] // heads, -1)
             mask = self.mask if self.mask.shape[1] == 1 else self.mask.view(*split.shape[:3], -1)
-            return _attention(split, keys, values, mask, scale, softcap).reshape(queries.shape)
+            return scores.attend(split, keys, values, mask).reshape(shape)
         split = queries.reshape(self.count, self.length, *queries.shape[1:]).transpose(1, 2)
-        attended = _attention(split, keys, values, self.mask, scale, softcap)
-        return attended.transpose(1, 2).reshape(queries.shape)
+        return scores.attend(split, keys, values, self.mask).transpose(1, 2).reshape(shape)
 
 
 @frozen(kw_only=True, eq=False)
@@ -104,9 +144,9 @@ class _Fresh:
     rows: slice
     mask: Tensor | None  # [length, length], or one for each head; None: causal
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
         split, keys, values = (rows.transpose(0, 1)[None] for rows in (queries, keys, values))
-        return _attention(split, keys, values, self.mask, scale, softcap)[0].transpose(0, 1)
+        return scores.attend(split, keys, values, self.mask)[0].transpose(0, 1)
 
 
 @frozen(kw_only=True, eq=False)
@@ -118,12 +158,12 @@ class _Long:
     table: Tensor
     pieces: tuple[tuple[int, int, int, int, Tensor], ...]
 
-    def attend(self, paged: PagedKV, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def attend(self, paged: PagedKV, layer: int, queries: Tensor, scores: Scores) -> Tensor:
         keys, values = paged.gather(layer, self.table, 1)
         split, parts = queries.transpose(0, 1)[None], list[Tensor]()
         for first, count, start, stop, mask in self.pieces:
             asked, known, told = split[:, :, first : first + count], keys[:, :, start:stop], values[:, :, start:stop]
-            parts.append(_attention(asked, known, told, mask, scale, softcap)[0].transpose(0, 1))
+            parts.append(scores.attend(asked, known, told, mask)[0].transpose(0, 1))
         return torch.cat(parts)
 
 
@@ -158,34 +198,37 @@ class PagedStep:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Stores ``keys`` and ``values`` [rows, kv_heads, head_dim] and computes causal attention of each chunk to its
-        own sequence.
+        """Stores ``keys`` [rows, kv_heads, head_dim] and ``values`` [rows, kv_heads, value_dim], and computes causal
+        attention of each chunk to its own sequence.
 
         Args:
             queries: [rows, heads, head_dim], heads a multiple of kv_heads.
             window: a row sees this many positions, its own included; ``None``: all.
             softcap: scores go through ``softcap * tanh(score / softcap)``.
+            sinks: [heads], scores of a key without a value, which all rows see; ``None``: there is none.
 
         Returns:
-            [rows, heads, head_dim].
+            [rows, heads, value_dim].
         """
-        self.paged.write(layer, self._places, torch.cat([keys.flatten(1), values.flatten(1)], 1))
-        spans = self._spans_of(window, masked=softcap is not None or self.distances is not None)
+        scores = Scores(scale, softcap, sinks)
+        self.paged.write(layer, self._places, keys, values)
+        spans = self._spans_of(window, masked=scores.are_written or self.distances is not None)
         if len(spans) == 1 and isinstance(spans[0], Short):
-            return spans[0].attend(self.paged, layer, queries, scale, softcap)
-        attended = queries.new_empty(queries.shape)
+            return spans[0].attend(self.paged, layer, queries, scores)
+        attended = queries.new_empty(*queries.shape[:2], values.shape[-1])
         for span in spans:
             if isinstance(span, Short):
                 rows = span.rows
                 assert rows is not None, "a span among several knows its rows"
-                part = span.attend(self.paged, layer, queries.index_select(0, rows), scale, softcap)
+                part = span.attend(self.paged, layer, queries.index_select(0, rows), scores)
                 attended.index_copy_(0, rows, part)
             elif isinstance(span, _Fresh):
                 own = span.rows
-                attended[own] = span.attend(queries[own], keys[own], values[own], scale, softcap)
+                attended[own] = span.attend(queries[own], keys[own], values[own], scores)
             else:
-                attended[span.rows] = span.attend(self.paged, layer, queries[span.rows], scale, softcap)
+                attended[span.rows] = span.attend(self.paged, layer, queries[span.rows], scores)
         return attended
 
     def _spans_of(self, window: int | None, *, masked: bool) -> tuple[_Span, ...]:
@@ -284,27 +327,3 @@ def mask_of(
     apart = (queries - keys).clamp_(0, len(distances) - 1)
     added = distances.to(dtype)[apart].masked_fill_(hidden[..., None], -torch.inf)  # [..., rows, keys, heads]
     return added.movedim(-1, -3) if added.dim() == 3 else added[:, 0].movedim(-1, -3)
-
-
-def _attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
-) -> Tensor:
-    """Computes attention [n, heads, rows, head_dim] over ``keys`` [n, kv_heads, positions, head_dim]. Without a mask it
-    is causal."""
-    if softcap is None:
-        return scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
-    assert mask is not None, "capped scores are masked"
-    repeats = queries.shape[1] // keys.shape[1]
-    if repeats > 1:
-        keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-    scores = torch.matmul(queries, keys.transpose(-1, -2)) * scale
-    scores = torch.tanh(scores / softcap) * softcap + mask
-    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(queries.dtype), values)

@@ -121,10 +121,10 @@ class Blueprint:
     def sizes(self) -> KVSizes:
         """The sizes of the model's pages and slots, in bytes, and how many positions they hold."""
         shape = self.decoder
-        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.kv_dtype.itemsize * self.keeps_kv
+        size = self.kv_dtype.itemsize * self.keeps_kv
         return KVSizes(
-            page=position * self.config.page_size,
-            slot=position * shape.embeddings,
+            page=sum(layer.numbers for layer in shape.kv) * size * self.config.page_size,
+            slot=shape.layers * 2 * shape.kv_heads * shape.head_dim * size * shape.embeddings,
             positions=self.positions,
             page_size=self.config.page_size,
             state=RecurrentStates.bytes_of(self.state_numbers),
@@ -272,13 +272,10 @@ class Blueprint:
 
     def allocate_pages(self) -> PagedKV:
         """Allocates the pages."""
-        shape = self.decoder
         return PagedKV.allocate(
-            layers=shape.layers,
+            layers=self.decoder.kv,
             pages=self.chosen.pages,
             page_size=self.config.page_size,
-            heads=shape.kv_heads,
-            width=shape.kv_heads * shape.head_dim,
             dtype=self.kv_dtype,
             device=self.device,
         )
@@ -314,7 +311,8 @@ class Blueprint:
         positions of a sequence; 0: as many as the pages allow, or ``rows``."""
         library = Library.load()
         assert library is not None, "a model was packed without the library"
-        pages, slots = (None if kv is None else kv.tensors()[0] for kv in (paged, cross))
+        pages = None if paged is None else list(paged.parts())
+        slots = None if cross is None else cross.tensors()[0]
         if not positions:
             positions = rows if paged is None else max(LONGEST, self.positions)  # a comparison needs LONGEST
         threads = torch.get_num_threads()

@@ -294,7 +294,8 @@ class _Witness:
                 f"layers {self.layers}",
             )
         self.layers.append(request.layer)
-        sizes = {"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "value_dim": shape.head_dim}
+        own = shape.kv[request.layer]
+        sizes = {"kv_heads": own.heads, "head_dim": own.size, "value_dim": own.value_size}
         for name, written in {**sizes, "window": shape.windows[request.layer]}.items():
             if (asked := getattr(request, name)) != written:
                 told = f"has a layer {request.layer} with {name}={asked}, but config.json says {written}"

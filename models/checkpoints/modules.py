@@ -13,6 +13,7 @@ from typing import Any
 from attrs import field, frozen
 
 from ...core.errors import UnsupportedModel
+from ...core.model import LayerKV
 from .files import changed_files
 
 
@@ -29,10 +30,15 @@ class DecoderShape:
     embeddings: int = 0  # the most rows of an encoder output that cross-attention reads
     recurrent: bool = False  # some layers are recurrent: a sequence has a state
     windows: tuple[int | None, ...] = field()  # for each layer the number of positions that it sees; None: all
+    kv: tuple[LayerKV, ...] = field()  # for each layer; ``kv_heads`` and ``head_dim`` are the largest ones
 
     @windows.default
     def _all(self) -> tuple[int | None, ...]:
         return (None,) * self.layers
+
+    @kv.default
+    def _alike(self) -> tuple[LayerKV, ...]:
+        return (LayerKV(heads=self.kv_heads, size=self.head_dim, value_size=self.head_dim),) * self.layers
 
 
 @frozen(kw_only=True)

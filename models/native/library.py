@@ -30,7 +30,7 @@ class Kind(IntEnum):
     """The kind of an operation."""
 
     NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP, CONVOLVE, KEEP, RECALL, LSTM = range(12)
-    ROUTE, EXPERTS, MIX = range(12, 15)
+    ROUTE, EXPERTS, MIX, COPY = range(12, 16)
 
 
 class Norm(IntEnum):
@@ -91,7 +91,7 @@ class OperationData(Structure):
         ("ending", c_int32),
         ("activation", c_int32),
         ("cap", c_float),
-        *((name, c_int32) for name in ("layer", "heads", "kv_heads", "size", "turned", "table")),
+        *((name, c_int32) for name in ("layer", "heads", "kv_heads", "size", "value_size", "turned", "table")),
         ("query_gain", c_void_p),
         ("key_gain", c_void_p),
         ("scale", c_float),
@@ -123,6 +123,12 @@ class BufferData(Structure):
     _fields_ = (("data", c_void_p), ("width", c_int32))
 
 
+class LayerData(Structure):
+    """The struct ``Layer``."""
+
+    _fields_ = (("pages", c_void_p), ("width", c_int32))
+
+
 class TurnsData(Structure):
     """The struct ``Turns``."""
 
@@ -138,8 +144,8 @@ class ModelData(Structure):
         ("turns", c_void_p),
         *((name, c_int32) for name in ("count", "buffer_count", "turns_count", "threads", "chooses")),
         *((name, c_int32) for name in ("most_rows", "positions", "kv_format")),
-        ("keys_values", c_void_p),
-        *((name, c_int32) for name in ("layers", "pages", "page_size", "kv_width")),
+        ("kv", c_void_p),
+        *((name, c_int32) for name in ("layers", "pages", "page_size")),
         ("cross", c_void_p),
         *((name, c_int32) for name in ("slots", "cross_heads", "embeddings", "cross_size")),
         *((name, c_int32) for name in ("state", "kept", "kept_rows", "block")),

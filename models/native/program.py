@@ -48,7 +48,9 @@ class Attention:
     """The attention of a layer.
 
     Args:
-        turned: the number of leading dimensions of a head with rotary positions (Su et al. 2021); 0: none.
+        value_size: the numbers of a value of one head; 0: ``size``.
+        turned: the number of dimensions of a head with rotary positions (Su et al. 2021); 0: none.
+        turned_from: the first one of these.
         paired: True: a dimension is turned together with its neighbour. False: with its counterpart in the other half.
         table: the index of the cosines and sines in `Program.turns`.
         window: the number of positions that a row attends to, its own included; 0: all. If rows attend to both sides,
@@ -63,6 +65,10 @@ class Attention:
         by_chunk: True: if rows attend to both sides, they see their own chunk alone, not their whole sequence.
         factors: float32 [positions], by which queries are multiplied; ``None``: they are not.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: scores are not capped.
+        value_gain: float32 [value_size], the gain of a norm of each head's values; ``None``: they have no norm.
+        sinks: float32 [heads], scores of a key without a value, which all rows see; ``None``: there is none.
+        reads: True: the layer reads the keys and values that another one wrote to the pages of ``layer``. Its own rows
+            have queries alone.
     """
 
     layer: int
@@ -70,7 +76,9 @@ class Attention:
     kv_heads: int
     size: int
     scale: float
+    value_size: int = 0
     turned: int = 0
+    turned_from: int = 0
     table: int = 0
     window: int = 0
     ahead: int | None = None
@@ -84,6 +92,9 @@ class Attention:
     paired: bool = False
     distances: Tensor | None = None
     places: Places | None = None
+    value_gain: Tensor | None = None
+    sinks: Tensor | None = None
+    reads: bool = False
 
     @classmethod
     def plain(cls, heads: int, size: int, scale: float = 1.0, **others: Any) -> Attention:
@@ -227,12 +238,44 @@ class Program:
         self._add(kind=Kind.MIX, source=source, to=to, **told)
 
     def attend(self, source: int, to: int, attention: Attention) -> None:
-        """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes
-        keys and values to the pages, and attends."""
+        """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + kv_heads) * size + kv_heads *
+        value_size], writes keys and values to the pages, and attends."""
         told, factors = self._attention(attention), attention.factors
-        by_position = {} if factors is None else {"shift": self._kept(factors), "distance_count": len(factors)}
-        self._add(kind=Kind.TURN, source=source, to=source, **{**told, **by_position})
-        self._add(kind=Kind.ATTEND, source=source, to=to, **told)
+        own = {"gain": self._kept(attention.value_gain), "place": attention.turned_from}
+        own |= {} if factors is None else {"shift": self._kept(factors), "distance_count": len(factors)}
+        own |= {"kv_heads": 0} if attention.reads else {}
+        self._add(kind=Kind.TURN, source=source, to=source, **{**told, **own})
+        self._add(kind=Kind.ATTEND, source=source, to=to, **told, shift=self._kept(attention.sinks))
+
+    def normalize_heads(self, source: int, heads: int, gain: Tensor, epsilon: float, scale: float) -> None:
+        """Normalizes each of the ``heads`` parts of a row by its root mean square, and multiplies it with ``scale``."""
+        told = {"heads": heads, "size": len(gain), "query_gain": self._kept(gain), "epsilon": epsilon, "scale": scale}
+        self._add(kind=Kind.TURN, source=source, to=source, **told)
+
+    def copy(
+        self,
+        source: int,
+        to: int,
+        size: int,
+        *,
+        count: int = 1,
+        first: int = 0,
+        apart: int = 0,
+        place: int = 0,
+        places_apart: int = 0,
+        scale: float = 1.0,
+        ending: int = Ending.STORE,
+    ) -> None:
+        """Copies ``count`` times ``size`` numbers of each row by ``scale``.
+
+        Args:
+            first: the column of the first of them; each time begins ``apart`` behind the one before.
+            place: where the first of them goes; each time begins ``places_apart`` behind the one before.
+            ending: they are stored; added to what is there; or, if ``GATED``, multiplied with it.
+        """
+        columns = {"column": first, "window": apart, "place": place, "ahead": places_apart}
+        told = {**columns, "heads": count, "size": size, "scale": scale, "ending": ending}
+        self._add(kind=Kind.COPY, source=source, to=to, **told)
 
     @property
     def in_int8(self) -> bool:
@@ -298,7 +341,8 @@ class Program:
 
     def _attention(self, attention: Attention) -> dict[str, Any]:
         places, told = attention.places, asdict(attention, recurse=False)
-        del told["factors"]
+        for name in ("factors", "turned_from", "value_gain", "sinks", "reads"):
+            del told[name]
         told |= {
             "ahead": max(attention.window - 1, 0) if attention.ahead is None else attention.ahead,
             "query_gain": self._kept(attention.query_gain),

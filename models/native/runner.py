@@ -17,7 +17,18 @@ from torch import Tensor
 from ...core.errors import EngineError
 from ..memory.rows import Rows
 from .draws import NONE, Arrays, Chosen, Draw
-from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, StepData, StepPart, TurnsData
+from .library import (
+    MOST_THREADS,
+    BufferData,
+    Fault,
+    LayerData,
+    Library,
+    ModelData,
+    OperationData,
+    StepData,
+    StepPart,
+    TurnsData,
+)
 from .panels import FORMATS
 from .program import Program
 
@@ -61,7 +72,7 @@ class Runner:
         cls,
         library: Library,
         program: Program,
-        keys_values: Tensor | None,
+        keys_values: Sequence[Tensor] | Tensor | None,
         cross: Tensor | None = None,
         *,
         rows: int,
@@ -73,8 +84,8 @@ class Runner:
         """Allocates the memory, and starts the threads.
 
         Args:
-            keys_values: the pages, [layers, pages, page_size, 2 * width] in float32, float16 or bfloat16, keys before
-                values; ``None``: the program reads no pages.
+            keys_values: for each layer the pages, [pages, page_size, numbers] in float32, float16 or bfloat16, keys
+                before values; or none, of no numbers. ``None``: the program reads no pages.
             cross: the slots, [layers, 2, slots, heads, embeddings, size] in the same dtype, keys before values;
                 ``None``: the program reads no slots.
             rows: the largest number of rows of one call; a larger step takes several calls.
@@ -109,20 +120,21 @@ class Runner:
             kept_rows=states * program.kept,
             block=program.block,
         )
-        if keys_values is not None:
-            model.kv_format = FORMATS[keys_values.dtype]
-            model.keys_values = keys_values.data_ptr()
-            model.layers, model.pages, model.page_size, width = keys_values.shape
-            model.kv_width = width // 2
+        layers = bytearray()
+        for part in () if keys_values is None else keys_values:
+            layers += bytes(LayerData(part.data_ptr(), part.shape[2]))
+            model.pages = max(model.pages, len(part))
+            model.kv_format, model.page_size, model.layers = FORMATS[part.dtype], part.shape[1], model.layers + 1
+        model.kv = _address(layers) if layers else None
         if cross is not None:
-            assert keys_values is None or cross.dtype == keys_values.dtype, "pages and slots are of one dtype"
+            assert not layers or model.kv_format == FORMATS[cross.dtype], "pages and slots are of one dtype"
             model.kv_format = FORMATS[cross.dtype]
             model.cross = cross.data_ptr()
             _, _, model.slots, model.cross_heads, model.embeddings, model.cross_size = cross.shape
         room = torch.empty(library.room(model), dtype=torch.uint8)
         model.room = room.data_ptr()
         handle = library.open(model, level)
-        held = [operations, table, turns, keys_values, cross]
+        held = [operations, table, turns, layers, keys_values, cross]
         return cls(library, program, handle, buffers, held, [*inner, room], rows, max(1, model.page_size))
 
     def step(

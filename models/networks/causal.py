@@ -160,6 +160,7 @@ class CausalNetwork(Network):
             use_cache=False,
             triolet=PagedCall(step=PagedStep(self.paged, rows), witness=self.witness),
             **options,
+            **_by_layer(self.decoder, [token for feed in feeds for token in feed.tokens], self.device),
         )
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
@@ -228,6 +229,7 @@ class CausalDecode:
             position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
             use_cache=False,
             triolet=PagedCall(step=FixedStep(self.paged, inputs)),
+            **_by_layer(module, inputs.token_ids, inputs.token_ids.device),
         )
         inputs.logits.copy_(answer.logits[0])
 
@@ -238,6 +240,15 @@ class CausalDecode:
         place, paged = torch.device("meta"), self.paged
         pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
         evolve(self, model=self.model.to(place), paged=pages)(inputs.on(place))
+
+
+def _by_layer(decoder: Any, tokens: Tensor | Sequence[int], device: torch.device) -> dict[str, Tensor]:
+    """Returns the keywords by which a decoder gets the embeddings of ``tokens`` [rows] that enter its layers, as Gemma
+    4's do; most have none."""
+    base = decoder.base_model
+    if not getattr(base, "hidden_size_per_layer_input", None):
+        return {}
+    return {"per_layer_inputs": base.get_per_layer_inputs(torch.as_tensor(tokens, device=device)[None], None)}
 
 
 def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:

@@ -13,6 +13,7 @@ import transformers
 from attrs import field, frozen
 
 import triolet
+from triolet.models.architectures.layer_sizes import layer_sizes
 from triolet.models.checkpoints.loading import read_tokenizer
 
 from ..checkpoints.families import make_checkpoint
@@ -20,6 +21,7 @@ from ..models.media import HEARING, PLACEHOLDERS, Checkpoint
 from .scarcity import ask_until_preempted, settled
 
 TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral", "granite", "cohere2", "gpt2")
+WIDE = ("gemma4", "gpt_oss", "deepseek_v3")  # shared keys and values, sinks, values of another width
 WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
 
 
@@ -99,7 +101,7 @@ class Reference:
         return await engine.generate(ask.prompt, **given, sampling=sampling, priority=ask.priority)
 
 
-@pytest.fixture(params=[*TEXT, *PLACEHOLDERS])
+@pytest.fixture(params=[*TEXT, *WIDE, *PLACEHOLDERS])
 def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
     return Reference.of(request.param, tmp_path)
 
@@ -108,8 +110,7 @@ def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.Engine
     """Too little of everything: pages for one long sequence and a half, room for the encodings of one request, steps
     shorter than prompts."""
     config = reference.module.config.get_text_config()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    page = config.num_hidden_layers * 2 * config.num_key_value_heads * head * 4 * 16
+    page = sum(layer.numbers for layer in layer_sizes(reference.folder, config)) * 4 * 16
     longest, largest = 0, 1
     for ask in asks:
         tokens = reference.tokenizer(ask.prompt)["input_ids"]

@@ -58,9 +58,9 @@ def random_model(model: Any, config: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     made = model(config).eval()
     with torch.no_grad():
-        for weight in made.parameters():
+        for name, weight in made.named_parameters():
             if weight.dim() >= 2:
-                weight.normal_(0.0, _spread(weight))
+                weight.normal_(0.0, _spread(weight[0] if ".experts." in name else weight))
             else:  # norms around their initial values, biases around zero
                 weight.add_(torch.randn_like(weight) * 0.1)
         if getattr(made.config, "tie_word_embeddings", False):  # else the last token is likeliest

@@ -148,28 +148,10 @@ def tiny(folder, model, tokenizer_of):
 
 
 def make_others():
-    """Models whose attention is not only ours: a mask of its own, sinks, latent keys, a bias by distance."""
+    """Models whose attention is not only ours: a mask of its own, a bias by distance."""
     import transformers as t
 
-    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    more = {**sizes, "intermediate_size": 48, "max_position_embeddings": 64, "num_key_value_heads": 2}
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
     return {
-        "gpt_oss": lambda: t.GptOssForCausalLM(t.GptOssConfig(**more, **experts, head_dim=8)),
-        "deepseek_v3": lambda: t.DeepseekV3ForCausalLM(
-            t.DeepseekV3Config(
-                **{**more, "num_key_value_heads": 4},
-                q_lora_rank=8,
-                kv_lora_rank=8,
-                qk_rope_head_dim=4,
-                qk_nope_head_dim=4,
-                v_head_dim=8,
-                first_k_dense_replace=2,
-            )
-        ),
-        "deepseek_v2": lambda: t.DeepseekV2ForCausalLM(
-            t.DeepseekV2Config(**more, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4)
-        ),  # fails in its own attention: heads that do not fit
         "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4)),
         "t5": lambda: t.T5ForConditionalGeneration(t.T5Config(vocab_size=300, d_model=32, d_kv=8, d_ff=32)),
         "mamba": lambda: t.MambaForCausalLM(t.MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2)),
@@ -178,7 +160,7 @@ def make_others():
 
 @pytest.mark.parametrize("kind", make_others())
 def test_other_kinds_of_attention_are_refused(open_driver, folder, tmp_path, kind):
-    """Sinks, latent keys, a bias by distance, cross-attention, no attention at all."""
+    """A bias by distance, cross-attention, no attention at all."""
     torch.manual_seed(0)
     other = tiny(tmp_path, make_others()[kind](), folder("llama"))
     with pytest.raises(UnsupportedModel, match="allowed"):
@@ -195,7 +177,21 @@ def make_more():
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     local = {"num_local_experts": 4, "num_experts_per_tok": 2}
     sliding = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    latent = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+    latent = {**more, **ends, **latent, "v_head_dim": 12}
+    routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     kinds = {
+        "deepseek_v2": t.DeepseekV2Config(
+            **latent, **routed, q_lora_rank=None, first_k_dense_replace=1, n_shared_experts=1, topk_method="greedy"
+        ),
+        "deepseek_v3": t.DeepseekV3Config(
+            **{**latent, **routed, "num_experts_per_tok": 3}, n_group=2, topk_group=1, first_k_dense_replace=0
+        ),
+        "glm4_moe_lite": t.Glm4MoeLiteConfig(**latent, **routed, q_lora_rank=16),
+        "minicpm3": t.MiniCPM3Config(**latent, q_lora_rank=16, dim_model_base=16),
+        "youtu": t.YoutuConfig(**latent, q_lora_rank=16),
+        "granite_swa": t.GraniteSWAConfig(**more, **ends, **sliding, layer_rope_theta=[0, 1e4]),
+        "granitemoe_swa": t.GraniteMoeSWAConfig(**more, **ends, **sliding, **local),
         "phi3": t.Phi3Config(**more, **ends),
         "qwen2": t.Qwen2Config(**more),
         "qwen3_moe": t.Qwen3MoeConfig(**more, **experts, head_dim=8),
@@ -263,7 +259,7 @@ def test_architectures_without_a_line_of_their_own(open_driver, config, folder, 
     model = make_more()[kind]().eval()
     with torch.no_grad():
         for name, weights in (*model.named_parameters(), *model.named_buffers()):
-            if weights.dim() > 1 or name.endswith("correction_bias"):
+            if weights.dim() > 1 or name.endswith(("correction_bias", "sinks")):
                 weights.normal_(0.0, 1.5 / weights.shape[-1] ** 0.5)
     model.generation_config = GenerationConfig(eos_token_id=299, pad_token_id=0)
     driver = open_driver(tiny(tmp_path, model, folder("llama")))

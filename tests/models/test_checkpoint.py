@@ -360,11 +360,12 @@ def test_other_architectures_are_refused(open_driver, copy, change):
     assert str(next(iter(change.values()))).strip("[]'") in str(caught.value)
 
 
-def test_layers_with_heads_of_different_widths_are_refused(tmp_path):
+def test_layers_that_differ_in_more_than_their_heads_are_refused(tmp_path):
     """transformers' own error came, which names no model."""
-    Gemma4TextConfig(architectures=["Gemma4ForCausalLM"]).save_pretrained(tmp_path)
+    differing = {0: {"intermediate_size": 64}, 1: {"head_dim": 64}}
+    Gemma4TextConfig(architectures=["Gemma4ForCausalLM"], per_layer_config=differing).save_pretrained(tmp_path)
     with pytest.raises(
-        UnsupportedModel, match=r"\(gemma4_text\) has layers that differ in head_dim; allowed: decoders"
+        UnsupportedModel, match=r"\(gemma4_text\) has layers that differ in intermediate_size; allowed: decoders"
     ):
         read_text_checkpoint(FileSettings.read_if_there(tmp_path / "config.json"))
 

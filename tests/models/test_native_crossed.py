@@ -178,15 +178,15 @@ class CrossedFed(Fed):
         assert decoder.unknown() is None
         decoder.pack()
         shape, place = family.shape(Path(), made.config), torch.device("cpu")
-        sizes = {"layers": shape.layers, "heads": shape.kv_heads, "dtype": kept, "device": place}
-        width = shape.kv_heads * shape.head_dim
-        paged = PagedKV.allocate(**sizes, pages=PAGES, page_size=page_size, width=width)
-        cross = CrossKV.allocate(**sizes, slots=SLOTS, embeddings=POSITIONS, head_dim=shape.head_dim)
+        sizes = {"dtype": kept, "device": place}
+        paged = PagedKV.allocate(**sizes, layers=shape.kv, pages=PAGES, page_size=page_size)
+        heads = {"layers": shape.layers, "heads": shape.kv_heads, "head_dim": shape.head_dim}
+        cross = CrossKV.allocate(**sizes, **heads, slots=SLOTS, embeddings=POSITIONS)
         for tensor in (*paged.tensors(), *cross.tensors()):
             tensor.fill_(torch.nan)
         options = {"rows": rows, "positions": POSITIONS, "threads": threads, "level": level}
         program, model = decoder.program(POSITIONS, family.distances(made, POSITIONS)), TransformerModel(made)
-        self.runner = Runner.open(loaded(), program, *paged.tensors(), *cross.tensors(), **options)
+        self.runner = Runner.open(loaded(), program, list(paged.parts()), *cross.tensors(), **options)
         self.crossing = Runner.open(loaded(), decoder.crossing(), None, **options)
         self.network = EncoderDecoderNetwork(
             model=model,

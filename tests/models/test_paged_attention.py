@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from triolet.core.errors import UnsupportedModel
+from triolet.core.model import LayerKV
 from triolet.core.plan import Chunk
 from triolet.models.attention import paged as module
 from triolet.models.attention.layers import PAGED, PagedCall, attend_paged, register
@@ -16,11 +17,11 @@ from triolet.models.attention.paged import PagedStep
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.rows import Rows
 
-HEAD = 8
+HEAD, VALUE = 8, 5
 
 
-def textbook(queries, keys, values, *, start, scale, window, softcap):
-    """[rows, heads, head_dim] of one sequence, row by row; the first row is at position ``start``."""
+def textbook(queries, keys, values, *, start, scale, window, softcap, sinks=None):
+    """[rows, heads, value_dim] of one sequence, row by row; the first row is at position ``start``."""
     repeats = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
     rows = []
@@ -30,7 +31,9 @@ def textbook(queries, keys, values, *, start, scale, window, softcap):
         scores = torch.einsum("hd,phd->hp", query, keys[first:stop]) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        rows.append(torch.einsum("hp,phd->hd", scores.softmax(-1), values[first:stop]))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None]], 1)
+        rows.append(torch.einsum("hp,phd->hd", scores.softmax(-1)[:, : stop - first], values[first:stop]))
     return torch.stack(rows)
 
 
@@ -41,21 +44,20 @@ class Sequences:
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.paged = PagedKV.allocate(
-            layers=2,
+            layers=[LayerKV(heads=kv_heads, size=HEAD, value_size=value) for value in (HEAD, VALUE)],
             pages=200,
             page_size=page_size,
-            heads=kv_heads,
-            width=kv_heads * HEAD,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        self.paged._pool[:, :-1].fill_(torch.nan)
+        for part in self.paged.parts():
+            part[:-1].fill_(torch.nan)
         self.free = self.random.sample(range(200), 200)
         self.heads, self.kv_heads = heads, kv_heads
         self.keys, self.values, self.pages = {}, {}, {}
 
-    def draw(self, rows, heads):
-        return torch.randn(rows, heads, HEAD, generator=self.generator)
+    def draw(self, rows, heads, size=HEAD):
+        return torch.randn(rows, heads, size, generator=self.generator)
 
     def step(self, lengths, **options):
         """Feeds ``lengths`` (by sequence); the greatest difference from the textbook."""
@@ -67,7 +69,7 @@ class Sequences:
         queries, keys, values = (
             self.draw(rows, self.heads),
             self.draw(rows, self.kv_heads),
-            self.draw(rows, self.kv_heads),
+            self.draw(rows, self.kv_heads, VALUE),
         )
         attended = PagedStep(self.paged, layout).attend(1, queries, keys, values, scale=0.4, **options)
         apart = 0.0
@@ -100,10 +102,15 @@ class Sequences:
 
 @pytest.mark.parametrize("limits", [None, (1, 1), (3000, 600)], ids=str)
 @pytest.mark.parametrize(
-    ("window", "softcap", "heads"),
-    [*itertools.product((None, 5, 40), (None, 2.0), ((4, 2),)), (None, None, (3, 3)), (7, None, (6, 1))],
+    ("window", "softcap", "heads", "sunk"),
+    [
+        *itertools.product((None, 5, 40), (None, 2.0), ((4, 2),), (False,)),
+        (None, None, (3, 3), True),
+        (7, None, (6, 1), True),
+        (5, 2.0, (4, 2), True),
+    ],
 )
-def test_it_is_the_textbooks(monkeypatch, limits, window, softcap, heads):
+def test_it_is_the_textbooks(monkeypatch, limits, window, softcap, heads, sunk):
     """First, middle and single-row chunks of many lengths side by side, step after step; garbage in the pages."""
     monkeypatch.setattr(module, "_PIECE", 9)
     if limits is not None:
@@ -117,8 +124,9 @@ def test_it_is_the_textbooks(monkeypatch, limits, window, softcap, heads):
         {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1},
         {0: 4, 1: 4, 5: 17},
     )
+    sinks = 3 * sequences.draw(1, 1, heads[0])[0, 0] if sunk else None
     for lengths in steps:
-        assert sequences.step(lengths, window=window, softcap=softcap) < 1e-5
+        assert sequences.step(lengths, window=window, softcap=softcap, sinks=sinks) < 1e-5
 
 
 def test_spans_are_bounded_and_hold_similar_contexts():
@@ -152,7 +160,7 @@ def test_registering_twice_changes_nothing():
         ({"attention_mask": torch.zeros(1)}, "a mask of its own"),
         ({"dropout": 0.1}, "dropout"),
         ({"is_causal": False}, "both directions"),
-        ({"s_aux": torch.zeros(1)}, "s_aux"),
+        ({"sinks": torch.zeros(1)}, "attention sinks that it does not pass"),
         ({"position_bias": torch.zeros(1)}, "position_bias"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -167,5 +175,6 @@ def test_what_a_layer_may_not_ask(asked, told):
     given = (layer, *torch.zeros(3, 1, 2, 3, HEAD))
     attend_paged(*given, **usual)
     assert len(heard) == 1
+    layer.sinks = asked.get("sinks")
     with pytest.raises(UnsupportedModel, match=told):
-        attend_paged(*given, **{**usual, **asked})
+        attend_paged(*given, **{**usual, **{name: value for name, value in asked.items() if name != "sinks"}})

@@ -69,7 +69,7 @@ struct Made {
     std::deque<Matrix> matrices;
     std::map<const Matrix*, std::vector<float>> weights;  // [32 * panels][inputs]
     Turns turns;
-    int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size, kv_format;
+    int heads, kv_heads, size, value_size, embeddings, most_format, cross_heads, cross_size, kv_format;
     int experts = 0, asked = 0;     // of a row; or there are none
     bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all of their sequence
     int part;                       // rows of each chunk of a joined sequence without a state
@@ -144,7 +144,8 @@ struct Made {
         Operation& o = add(LINEAR, from, to);
         if (normed) norm(o);
         o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY, most_format);
-        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID, QUICK_GELU}), o.cap = 5.0f;
+        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID, QUICK_GELU});
+        o.cap = ending == CAPPED ? 5.0f : draw.of({0.0f, 0.5f});
         o.scale = draw.of({0.0f, 1.0f, 0.7f});
         return o;
     }
@@ -154,6 +155,20 @@ struct Made {
         o.table = weights, o.heads = asked, o.size = size, o.ending = ending, o.scale = draw.of({1.0f, 0.7f});
     }
 
+    // Numbers of a row that go elsewhere: all of them, then some to several places, then all of those back
+    void copy(int from, int to) {
+        const int width = widths[from];
+        Operation& all = add(COPY, from, to);
+        all.heads = 1, all.size = width, all.scale = 1.0f;
+        Operation& some = add(COPY, from, to);
+        some.heads = draw.upto(1, 4), some.size = draw.upto(1, width / 4), some.scale = draw.of({1.0f, 0.3f});
+        some.window = draw.upto(0, width / 4), some.ahead = draw.upto(some.size, width / 4);
+        some.column = draw.upto(0, width / 4 - 1), some.place = draw.upto(0, width - 3 * some.ahead - some.size);
+        some.ending = draw.of({STORE, ADD, GATED});
+        Operation& back = add(COPY, to, from);
+        back.heads = 1, back.size = width, back.scale = 0.3f, back.ending = ADD;
+    }
+
     // Each expert's outputs, of what all read, or each its own
     void multiply(int from, int to, int inputs, int size, int ending, bool normed) {
         Operation& o = add(EXPERTS, from, to);
@@ -161,7 +176,7 @@ struct Made {
         if (normed) norm(o);
         else o.distance_count = inputs;
         o.matrix = matrix(inputs, experts * panels * PANEL, false, most_format);
-        o.ending = ending, o.activation = draw.of({SILU, GELU}), o.heads = asked, o.kv_heads = experts, o.size = size;
+        o.ending = ending, o.activation = draw.of({SILU, GELU}), o.cap = draw.of({0.0f, 0.5f}), o.heads = asked, o.kv_heads = experts, o.size = size;
     }
 
     // Experts, and what is added of them. `room`: buffers of logits, chances, what experts compute twice, and a number
@@ -224,7 +239,9 @@ struct Made {
         kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
         size = draw.of({2, 3, 7, 12, 16, 20, 33, 40, 64});
         const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
-        const int wide = buffer((heads + 2 * kv_heads) * size), attended = buffer(narrow), queries = buffer(narrow);
+        value_size = paged ? draw.of({0, 1, 5, 24, 64}) : 0;
+        const int values = value_size ? value_size : size, wide = buffer(narrow + kv_heads * (size + values));
+        const int attended = buffer(narrow), seen = paged ? buffer(heads * values) : attended, queries = buffer(narrow);
         const int inner = buffer(draw.upto(1, 150)), added = buffer(widths[hidden]), last = buffer(widths[hidden]);
         int room[5];
         if (draw.one_in(3)) {
@@ -262,13 +279,17 @@ struct Made {
             turn.layer = layer, turn.heads = heads, turn.kv_heads = kv_heads, turn.size = size, turn.turned = 2 * half;
             turn.scale = 1.0f / sqrtf((float)size), turn.soft_cap = capped ? 2.0f : 0.0f;
             turn.window = draw.one_in(2) ? draw.of({1, 5, 140, 600}) : 0;
-            turn.together = draw.one_in(2);
+            turn.together = draw.one_in(2), turn.value_size = value_size;
             if (gained) turn.query_gain = gain(size * (turn.together ? heads : 1));
             if (gained) turn.key_gain = gain(size * (turn.together ? kv_heads : 1));
             turn.paired = paired, turn.distance_count = joined ? distances | 1 : distances;
             if (distances) turn.distances = arena.values((size_t)(heads + extra) * turn.distance_count, draw, 1.0f);
             Operation attend = turn;
-            attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
+            attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = seen;
+            if (paged && draw.one_in(3)) attend.shift = gain(heads);
+            turn.place = draw.upto(0, size - 2 * half);
+            if (draw.one_in(3)) turn.gain = gain(values);
+            if (paged && layer && draw.one_in(3)) attend.layer = 0, turn.kv_heads = 0;  // those of the layer before
             if (joined) attend.soft_cap = 0.0f, attend.ahead = turn.window ? draw.of({0, 3, turn.window - 1}) : 0;
             attend.quantized = joined && most_format == INT8 && draw.one_in(2);
             attend.by_chunk = joined && !stated && draw.one_in(2);
@@ -278,7 +299,8 @@ struct Made {
             if (turned && (joined || paged)) operations.push_back(turn);
             if (joined || paged) operations.push_back(attend);
             keep(wide, heads * size, 2 * heads * size, kept);
-            if (joined || paged) linear(attended, hidden, ADD, false);
+            if (joined || paged) linear(seen, hidden, ADD, false);
+            if (draw.one_in(3)) copy(hidden, added);
             if (cross) {
                 linear(hidden, queries, STORE, true);
                 Operation& o = add(CROSS, queries, attended);

@@ -52,7 +52,9 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
     Row y;
     for (int out = 0; out < outputs; out++) {
         double v = output(out);
-        if (o.ending == GATED) v = activated(v, o.activation) * output(apart + out);
+        if (o.ending == GATED && o.cap > 0)
+            v = activated(std::min(v, (double)o.cap), o.activation) * (std::clamp(output(apart + out), -(double)o.cap, (double)o.cap) + 1);
+        else if (o.ending == GATED) v = activated(v, o.activation) * output(apart + out);
         if (o.ending == GATED_BY) v *= activated(output(apart + out), o.activation);
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         v *= o.scale ? o.scale : 1;
@@ -81,7 +83,7 @@ inline std::vector<int> routed(const Operation& o, const Row& logits, Row& to, d
 // `key(p, d)` of the positions from `first` to `count`, `value(p, d)`, `added(p)` to the scores
 template <class Key, class Value, class Added>
 void attend(const Operation& o, const double* query, int first, int count, Key key, Value value, Added added,
-            double* out) {
+            double* out, int size = 0, const float* sink = nullptr) {
     Row scores;
     double largest = -INFINITY, sum = 0;
     for (int p = first; p < count; p++) {
@@ -91,7 +93,8 @@ void attend(const Operation& o, const double* query, int first, int count, Key k
         largest = std::max(largest, scores.back());
     }
     for (double& s : scores) sum += s = exp(s - largest);
-    for (int d = 0; d < o.size; d++) {
+    if (sink) sum += exp(*sink - largest);
+    for (int d = 0; d < (size ? size : o.size); d++) {
         out[d] = 0;
         for (int p = first; p < count; p++) out[d] += scores[p - first] / sum * value(p, d);
     }
@@ -236,7 +239,7 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             Row head(begin, begin + o.size);
             if (gain && !o.together) head = normed(o, head, gain, NO_NORM);
             for (int i = 0; i < o.turned / 2; i++) {
-                const int place = position * made.turns.half + i, first = o.paired ? 2 * i : i;
+                const int place = position * made.turns.half + i, first = o.place + (o.paired ? 2 * i : i);
                 const int second = o.paired ? first + 1 : first + o.turned / 2;
                 const double a = head[first], b = head[second];
                 const double c = made.turns.cosines[place], s = made.turns.sines[place];
@@ -244,8 +247,19 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             }
             for (int i = 0; i < o.size; i++) begin[i] = head[i] * (h < o.heads ? factor : 1);
         }
-        if (o.kind == TURN) kept[o.layer].emplace_back(x.begin() + o.heads * o.size, x.end());
-        for (size_t i = 0; o.kind == TURN && made.kv_format && i < kept[o.layer].back().size(); i++) {
+        const int values = o.value_size ? o.value_size : o.size;
+        for (int h = 0; o.kind == TURN && o.gain && h < o.kv_heads; h++) {
+            const auto begin = x.begin() + (o.heads + o.kv_heads) * o.size + h * values;
+            const Row done = normed(o, Row(begin, begin + values), o.gain, NO_NORM);
+            std::copy(done.begin(), done.end(), begin);
+        }
+        for (int i = 0; o.kind == COPY && i < o.heads * o.size; i++) {
+            double& at = to[o.place + i / o.size * o.ahead + i % o.size];
+            const double v = x[o.column + i / o.size * o.window + i % o.size] * o.scale;
+            at = o.ending == ADD ? at + v : o.ending == GATED ? at * v : v;
+        }
+        if (o.kind == TURN && o.kv_heads) kept[o.layer].emplace_back(x.begin() + o.heads * o.size, x.end());
+        for (size_t i = 0; o.kind == TURN && o.kv_heads && made.kv_format && i < kept[o.layer].back().size(); i++) {
             float nearest = (float)kept[o.layer].back()[i];
             sixteen(nearest, made.kv_format);
             kept[o.layer].back()[i] = nearest;
@@ -253,11 +267,11 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         const std::vector<Row>& own = kept[o.layer];
         for (int h = 0; o.kind == ATTEND && h < o.heads; h++) {
             auto key = [&](int p, int d) { return own[p][h / group * o.size + d]; };
-            auto value = [&](int p, int d) { return own[p][behind + h / group * o.size + d]; };
+            auto value = [&](int p, int d) { return own[p][behind + h / group * values + d]; };
             const float* distances = o.distances ? o.distances + h * o.distance_count : nullptr;
             auto added = [&](int p) { return distances ? distances[std::min(position - p, o.distance_count - 1)] : 0; };
             const int first = o.window ? std::max(0, position + 1 - o.window) : 0;
-            attend(o, &x[h * o.size], first, position + 1, key, value, added, &to[h * o.size]);
+            attend(o, &x[h * o.size], first, position + 1, key, value, added, &to[h * values], values, o.shift ? o.shift + h : nullptr);
         }
         auto nothing = [](int) { return 0; };
         const int most = o.distance_count / 2, first_of = position / made.block * made.block;

@@ -56,17 +56,22 @@ struct Opened {
     std::vector<Buffer> buffers;
     std::vector<Operation> operations;
     Model model{};
+    Layer layers[LAYERS]{};  // of one memory
+    uint8_t* pages = nullptr;
     size_t room = 0, kept;  // bytes
     void* handle = nullptr;
 
     Opened(const Made& made, int most_rows, int page_size, int pages) : made(made), operations(made.operations) {
         for (int width : made.widths) buffers.push_back({arena.take<float>((size_t)most_rows * width), width});
         if (!made.paged) pages = page_size = 0;
-        kept = (size_t)LAYERS * pages * page_size * 2 * made.kv_heads * made.size * made.kv_bytes();
+        const int width = made.kv_heads * (made.size + (made.value_size ? made.value_size : made.size));
+        const size_t of_layer = (size_t)pages * page_size * width * made.kv_bytes();
+        kept = LAYERS * of_layer;
+        if (made.paged) this->pages = arena.take<uint8_t>(kept);
+        for (int i = 0; made.paged && i < LAYERS; i++) layers[i] = {this->pages + i * of_layer, width};
         const int count = (int)operations.size();
         model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), 1, 1, 1, most_rows,
-                 POSITIONS + 9, made.kv_format, made.paged ? arena.take<uint8_t>(kept) : nullptr, LAYERS, pages,
-                 page_size, made.kv_heads * made.size, made.cross, SLOTS, made.cross_heads, made.embeddings,
+                 POSITIONS + 9, made.kv_format, made.paged ? layers : nullptr, LAYERS, pages, page_size, made.cross, SLOTS, made.cross_heads, made.embeddings,
                  made.cross_size, made.state, made.kept, 16 * made.kept, made.block, nullptr};
     }
     bool open(int threads, int level) {
@@ -277,8 +282,8 @@ int broken_plans(uint32_t seed, int count) {
     Opened opened(made, draw.of({1, 8, 40, 200}), draw.of({3, 7, 16}), 20);
     check(opened.open(draw.upto(1, 3), 0), "a model opens", seed);
     const Model& m = opened.model;
-    for (size_t i = 0; i < opened.kept; i++) m.keys_values[i] = (uint8_t)draw.upto(0, 63);  // finite
-    std::vector<uint8_t> before(m.keys_values, m.keys_values + opened.kept);
+    for (size_t i = 0; i < opened.kept; i++) opened.pages[i] = (uint8_t)draw.upto(0, 63);  // finite
+    std::vector<uint8_t> before(opened.pages, opened.pages + opened.kept);
     int refused = 0;
     std::vector<float> state(made.state);
     for (int i = 0; i < count; i++) {
@@ -310,8 +315,8 @@ int broken_plans(uint32_t seed, int count) {
             if (!plan.copies.empty() && draw.one_in(3)) plan.copies.back() = other(draw, plan.copies.back());
         }
         const bool fine = triolet_step(opened.handle, &step) == FINE;
-        if (fine) before.assign(m.keys_values, m.keys_values + opened.kept);
-        const bool kept = !opened.kept || !memcmp(before.data(), m.keys_values, opened.kept);
+        if (fine) before.assign(opened.pages, opened.pages + opened.kept);
+        const bool kept = !opened.kept || !memcmp(before.data(), opened.pages, opened.kept);
         check(kept, "a plan that is refused changes nothing", seed);
         for (const Draw& one : plan.draws) {
             const bool known = fine && one.token >= -1 && one.token < made.widths.back();
@@ -330,7 +335,7 @@ int broken_models(uint32_t seed, int count) {
     for (int i = 0; i < count; i++) {
         Opened opened(made, draw.of({1, 5, 50}), 7, 20);
         Model& m = opened.model;
-        const int kind = draw.upto(NORM, MIX), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        const int kind = draw.upto(NORM, COPY), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
         Operation* found = &opened.operations[place];
         for (Operation& one : opened.operations)
             if (one.kind == kind && draw.one_in(2)) found = &one;
@@ -345,16 +350,17 @@ int broken_models(uint32_t seed, int count) {
         if (draw.one_in(3)) plan.tokens[0] = draw.upto(0, 9999);
         int32_t* numbers[] = {&o.kind, &o.from, &o.to, &o.wanted, &o.norm, &o.ending, &o.activation, &o.layer, &o.heads,
                               &o.kv_heads, &o.size, &o.turned, &o.table, &o.window, &o.paired, &m.threads,
-                              &matrix.outputs, &m.kv_format, &o.ahead, &o.place, &o.column, &m.block};
+                              &matrix.outputs, &m.kv_format, &o.ahead, &o.place, &o.column, &m.block, &o.value_size};
         int32_t* extents[] = {&m.count, &m.buffer_count, &m.turns_count, &m.most_rows, &m.positions, &m.layers, &m.pages,
-                              &m.page_size, &m.kv_width, &m.slots, &m.cross_heads, &m.embeddings, &m.cross_size,
+                              &m.page_size, &opened.layers[draw.upto(0, LAYERS - 1)].width, &m.slots, &m.cross_heads, &m.embeddings, &m.cross_size,
                               &buffer.width, &turns.half, &matrix.inputs, &matrix.panels, &o.distance_count,
                               &m.state, &m.kept, &m.kept_rows};
         const void** pointers[] = {(const void**)&o.gain, (const void**)&o.matrix, (const void**)&matrix.weights,
-                                   (const void**)&m.keys_values, (const void**)&m.cross};
+                                   (const void**)&m.kv, (const void**)&m.cross,
+                                   (const void**)&opened.layers[draw.upto(0, LAYERS - 1)].pages};
         for (int changes = draw.upto(0, 2); changes--;) {  // extents of what is there only become smaller
-            int32_t &number = *numbers[draw.upto(0, 21)], &extent = *extents[draw.upto(0, 20)];
-            if (draw.one_in(9)) *pointers[draw.upto(0, 4)] = nullptr;
+            int32_t &number = *numbers[draw.upto(0, 22)], &extent = *extents[draw.upto(0, 20)];
+            if (draw.one_in(9)) *pointers[draw.upto(0, 5)] = nullptr;
             else if (draw.one_in(2)) number = other(draw, number);
             else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
         }
