@@ -207,8 +207,9 @@ def _of_experts(config: Any) -> int:
     if not asked:
         return 0
     count = getattr(config, "num_experts", None) or config.num_local_experts
-    inner, hidden = getattr(config, "moe_intermediate_size", None) or config.intermediate_size, config.hidden_size
-    return int(2 * count + asked * (inner + hidden + max(inner, hidden) + 3) + config.intermediate_size)
+    dense, hidden = getattr(config, "intermediate_size", 0), config.hidden_size  # 0: all layers have experts
+    inner = getattr(config, "moe_intermediate_size", None) or dense
+    return int(2 * count + asked * (inner + hidden + max(inner, hidden) + 3) + dense)
 
 
 def _reads_texts(blueprint: AnyBlueprint) -> TypeGuard[TextBlueprint]:

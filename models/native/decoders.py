@@ -295,7 +295,7 @@ class _ProgramWriter:
         if not self.room:
             self.room = tuple(map(program.buffer, (count, asked, asked * width, asked * size, 1)))
         logits, chances, inners, outputs, opened = self.room
-        added = _found(router, self.recipe.correction, None)
+        added = _found(router, self.recipe.correction, _found(layer.feed, self.recipe.correction, None))
         program.linear(hidden, logits, Panels(count, size, router.packed, None), Ending.STORE, norm=told["norm"])
         program.route(
             logits,
@@ -352,7 +352,8 @@ class _ProgramWriter:
             return
         self.program.linear(source, summand, panels, Ending.STORE)
         if opened is None:
-            self.program.norm(summand, hidden, norm_of(norm), add=True)
+            last = norm_of(norm)
+            self.program.norm(summand, hidden, evolve(last, gain=last.gain * self._scale), add=True)
         else:
             self.program.mix(summand, hidden, opened, asked=1, size=self.program.widths[hidden], scale=self._scale)
 

@@ -370,10 +370,18 @@ def epsilon_of(norm: Any) -> float:
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
+_ONE_MORE = {
+    "GemmaRMSNorm",
+    "Gemma2RMSNorm",
+    "Gemma3RMSNorm",
+    "VaultGemmaRMSNorm",
+}  # norms that multiply with 1 + weight
+
+
 def gain_of(norm: Any) -> Tensor:
     """Returns the numbers that a norm multiplies its rows with."""
     gain = plain(norm.weight)
-    return gain.add_(1.0) if type(norm).__name__ in {"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"} else gain
+    return gain.add_(1.0) if type(norm).__name__ in _ONE_MORE else gain
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -16,6 +16,11 @@ def _is_turned(attention: Any) -> bool:
     return bool(getattr(attention, "use_rope", True))
 
 
+def _is_turned_near(attention: Any) -> bool:
+    """Tells whether an attention has rotary positions, where those of all positions have none beside windows."""
+    return attention.sliding_window is None or bool(attention.is_sliding)
+
+
 @frozen(kw_only=True)
 class Recipe:
     """A family of decoders. Names are attributes of transformers' modules; dots separate the parts of a path.
@@ -33,7 +38,8 @@ class Recipe:
         narrow: its last linear layer.
         router: what chooses experts, in a feed-forward part that has some.
         shared: the expert that all rows share, in a layer with experts; empty: none. It has ``widen`` and ``narrow``.
-        correction: the numbers of the router that are added to chances only to choose, if there are some.
+        correction: the numbers of the router, or of the feed-forward part, that are added to chances only to choose, if
+            there are some.
         apart: True: the chance of each expert is the sigmoid of its logit.
         gated: True: it has gates.
         norms: the norms of attention: before it, and before its sum; the norms of the feed-forward part likewise.
@@ -98,6 +104,7 @@ _GEMMA3 = Recipe(
     by_kind=True,
     caps=True,
 )
+_GEMMA2 = evolve(_GEMMA3, by_kind=False, caps_scores=True)
 _GLM = Recipe(widen=("gate_up_proj",), paired=True)
 _BEHIND = Recipe(norms=("", "post_attention_layernorm", "", "post_feedforward_layernorm"))
 _COHERE = Recipe(
@@ -121,11 +128,18 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "qwen2": ("Qwen2DecoderLayer", _PLAIN),
     "qwen3": ("Qwen3DecoderLayer", _PLAIN),
     "smollm3": ("SmolLM3DecoderLayer", _PLAIN),
+    "cwm": ("CwmDecoderLayer", _PLAIN),
+    "internlm3": ("LlamaDecoderLayer", _PLAIN),
+    "iquestcoder": ("LlamaDecoderLayer", _PLAIN),
+    "mellum": ("MellumDecoderLayer", Recipe(by_kind=True)),
     "seed_oss": ("SeedOssDecoderLayer", _PLAIN),
     "phi3": ("Phi3DecoderLayer", Recipe(read=("qkv_proj",), widen=("gate_up_proj",))),
     "gemma": ("GemmaDecoderLayer", _PLAIN),
-    "gemma2": ("Gemma2DecoderLayer", evolve(_GEMMA3, by_kind=False, caps_scores=True)),
-    "gemma3": ("Gemma3DecoderLayer", _GEMMA3),
+    "gemma2": ("Gemma2DecoderLayer", _GEMMA2),
+    "vaultgemma": (
+        "VaultGemmaDecoderLayer",
+        evolve(_GEMMA2, norms=("input_layernorm", "", "pre_feedforward_layernorm", "")),
+    ),
     "gemma3_text": ("Gemma3DecoderLayer", _GEMMA3),
     "helium": ("HeliumDecoderLayer", Recipe(paired=True)),
     "ernie4_5": ("Ernie4_5DecoderLayer", Recipe(paired=True)),
@@ -135,11 +149,23 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     ),
     "glm4_moe": ("Glm4MoeDecoderLayer", _GLM_MOE),
     "dots1": ("Dots1DecoderLayer", _GLM_MOE),
+    "solar_open": ("SolarOpenDecoderLayer", _GLM_MOE),
+    "exaone_moe": ("ExaoneMoeDecoderLayer", evolve(_GLM_MOE, is_turned=_is_turned_near)),
+    "minimax_m2": ("MiniMaxM2DecoderLayer", Recipe(apart=True)),
     "mixtral": ("MixtralDecoderLayer", _PLAIN),
     "qwen2_moe": ("Qwen2MoeDecoderLayer", Recipe(shared="mlp.shared_expert")),
     "qwen3_moe": ("Qwen3MoeDecoderLayer", _PLAIN),
     "olmoe": ("OlmoeDecoderLayer", _PLAIN),
     "granite": ("GraniteDecoderLayer", _GRANITE),
+    "hyperclovax": (
+        "HyperCLOVAXDecoderLayer",
+        evolve(
+            _GRANITE,
+            norms=("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
+            logits_by="logits_scaling",
+            logits_over="",
+        ),
+    ),
     "granitemoe": ("GraniteMoeDecoderLayer", _GRANITE_MOE),
     "granitemoeshared": (
         "GraniteMoeSharedDecoderLayer",
@@ -149,7 +175,7 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "olmo3": ("Olmo3DecoderLayer", evolve(_BEHIND, by_kind=True)),
     "exaone4": (
         "Exaone4DecoderLayer",
-        evolve(_BEHIND, is_turned=lambda attention: attention.sliding_window is None or attention.is_sliding),
+        evolve(_BEHIND, is_turned=_is_turned_near),
     ),
     "glm": ("GlmDecoderLayer", _GLM),
     "glm4": (
