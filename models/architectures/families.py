@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.errors import UnsupportedModel
 from .added import KyutaiSpeech, VoxtralRealtime
 from .audio import QwenAudio
 from .family import Family
@@ -16,25 +15,16 @@ from .heard import HeardAudio
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Llava, QwenVision, Tiled
 
-_MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config", "codec_config")
-
 
 def find_family(config: Any) -> Family | None:
-    """Returns the family of a transformers configuration; ``None``: the model reads text alone.
+    """Returns the family of a transformers configuration; ``None``: the model reads text alone, or no family is known
+    for it."""
+    return _families().get(config.model_type)
 
-    Raises:
-        UnsupportedModel: the model also reads images, audio or video, and no family is known for it.
-    """
-    families = _families()
-    if config.model_type in families:
-        return families[config.model_type]
-    media = [name for name in _MEDIA if getattr(config, name, None) is not None]
-    if media:
-        raise UnsupportedModel(
-            f"a checkpoint of model_type {config.model_type!r} reads {', '.join(media)}; allowed: models that read "
-            f"only text, or model_type {', '.join(families)}"
-        )
-    return None
+
+def family_media() -> dict[str, str]:
+    """Every ``model_type`` with a family, and the medium that it reads beside text."""
+    return {kind: family.medium for kind, family in _families().items()}
 
 
 def _families() -> dict[str, Family]:

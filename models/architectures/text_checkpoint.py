@@ -23,12 +23,28 @@ from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
 from ..checkpoints.settings import FileSettings
 from .crossed_family import crossed_model_types
-from .families import find_family
+from .families import family_media, find_family
 from .family import Family
 from .frame_family import frame_model_types
 from .layer_sizes import DIFFERING, layer_sizes
 
 _LAYERS = {"full_attention", "sliding_attention"}
+_STATE = "a state of the request beside its pages"
+_CHOSEN = "attention to positions that each row chooses"
+_JOINED = "keys and values that stand for several positions"
+_NEEDED = {  # what a layer of another type would need
+    "chunked_attention": "attention within chunks of positions",
+    "compressed_sparse_attention": _JOINED,
+    "conv": _STATE,
+    "heavily_compressed_attention": _JOINED,
+    "hybrid": f"{_STATE}, and attention",
+    "hybrid_sliding": f"{_STATE}, and attention",
+    "indexed_attention": _CHOSEN,
+    "linear_attention": _STATE,
+    "mlp": "no attention",
+    "moe": "no attention",
+    "reference_sliding_attention": "windows that always show the first positions",
+}
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
 _OFFSET_POSITIONS = {  # the first positions are for padding, so texts have fewer positions than the table
     "camembert",
@@ -78,14 +94,14 @@ def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
     folder = plain.path.parent
     stamps, config = file_stamps(folder), read_transformers_config(plain)
     architecture = _architecture(plain, config)
-    text = config.get_text_config()
-    if reason := _reason(config, text):
+    text = _text_config(plain, config)
+    family = find_family(config)
+    if reason := _reason(config, text, family) or _unread(config, architecture, family):
         raise UnsupportedModel(
             f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders whose layers all have the same causal "
             "attention, full or within a sliding window; and encoders of texts"
         )
     aligns = architecture.endswith(_ALIGN)
-    family = find_family(config)
     if aligns and family is not None:
         family = evolve(family, architecture=architecture)
     find_weights(folder)
@@ -174,8 +190,14 @@ def _architecture(plain: FileSettings, config: Any) -> str:
         raise plain.bad("architectures", "a list of names")
     if not found:
         raise UnsupportedModel(f"{plain.path} has no architectures; allowed: one, such as 'LlamaForCausalLM'")
-    loader = getattr(transformers, found[0], None)
-    if getattr(loader, "config_class", None) is not type(config):
+    loader: Any = getattr(transformers, found[0], None)
+    try:
+        made_of = getattr(loader, "config_class", None)
+    except ImportError as error:
+        raise UnsupportedModel(f"{plain.path} needs a package that is not installed: {error}") from error
+    if not config.sub_configs and loader is transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), 0):
+        made_of = type(config)  # a text model with the layers of another one, as InternLM3's are Llama's
+    if made_of is not type(config):
         raise UnsupportedModel(
             f"{plain.path} has the architecture {found[0]!r} with model_type {plain.get('model_type')!r}; allowed: "
             "an architecture of that model type that transformers has"
@@ -190,10 +212,22 @@ def _architecture(plain: FileSettings, config: Any) -> str:
     return str(found[0])
 
 
-def _reason(config: Any, text: Any) -> str | None:
+def _text_config(plain: FileSettings, config: Any) -> Any:
+    """Returns the configuration of the model's part that reads text."""
+    try:
+        return config.get_text_config()
+    except ValueError as error:
+        raise UnsupportedModel(
+            f"{plain.path.parent} ({plain.get('model_type')}) has more than one model of texts; allowed: one"
+        ) from error
+
+
+def _reason(config: Any, text: Any, family: Family | None) -> str | None:
     """The reason why the engine does not support the configuration; ``None``: it does."""
-    if differing := set(getattr(text, "per_layer_attributes", None) or ()) - DIFFERING:
-        return f"has layers that differ in {', '.join(sorted(differing))}"
+    if getattr(text, "is_heterogeneous", False):
+        differing = set(text.per_layer_attributes or ["their settings (per_layer_config)"]) - DIFFERING
+        if differing:
+            return f"has layers that differ in {', '.join(sorted(differing))}"
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
@@ -201,15 +235,32 @@ def _reason(config: Any, text: Any) -> str | None:
         return f"is an encoder-decoder that is not supported (supported: whisper, {', '.join(known)})"
     if (quantized := quantized_by(config)) not in {None, *QUANTIZED_BY}:
         return f"has weights quantized by {quantized} (supported: int8 of {' or '.join(QUANTIZED_BY)})"
-    if quantized is not None and find_family(config) is not None:
+    if quantized is not None and family is not None:
         return "reads images or audio and has quantized weights"
     if layers and _is_causal(text):
-        return f"has layers of type {', '.join(sorted(layers))}"
+        needed = dict.fromkeys(_NEEDED.get(layer, "code of their own") for layer in sorted(layers))
+        return f"has layers of type {', '.join(sorted(layers))}, which need {', or '.join(needed)}"
     if getattr(text, "attention_chunk_size", None) is not None:
         return f"attends within chunks of {text.attention_chunk_size} positions"
     if ropes:
         return f"has rotary positions of type {', '.join(map(str, sorted(ropes, key=str)))}, which depend on the batch"
     return None
+
+
+def _unread(config: Any, architecture: str, family: Family | None) -> str | None:
+    """The reason why the engine does not support the images, sounds or videos that the model reads; ``None``: it reads
+    text alone, or has a ``family``."""
+    import transformers
+
+    told = getattr(transformers, architecture).input_modalities
+    others = {told} - {"text"} if isinstance(told, str) else {*told} - {"text"}
+    by_itself = not config.sub_configs and architecture.endswith("ForCausalLM")  # the language model of a larger one
+    if family is not None or by_itself or not others:
+        return None
+    return (
+        f"reads {' and '.join(sorted(others))}, whose encoder would need a family of its own (supported: "
+        f"{', '.join(family_media())})"
+    )
 
 
 def quantized_by(config: Any) -> str | None:

@@ -5,6 +5,7 @@ prompts in one step. A model is refused if the numbers differ, or if it cannot b
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from attrs import define, evolve, field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
 from ...core.plan import Chunk, SequenceStart
@@ -37,6 +38,10 @@ _SIMILAR = (17, 13)  # lengths of an encoder's prompts: torch pads the second on
 LONGEST_TEXT = max(_SIMILAR)
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # relative to the largest number
 _TOLERANCE_OF_INT8 = 0.1  # a quantized input between two values may be rounded to either
+
+_THEIRS = "by transformers itself from tokens alone, with the sizes in config.json"
+_OURS = "with the engine's attention"
+_LIBRARYS = "by the native library"
 
 ComparedNetwork = CausalNetwork | EncoderDecoderNetwork
 
@@ -91,20 +96,23 @@ def _compare_decoder(
     else:
         witnesses.append(_Witness(checkpoint))
         witnessed = evolve(own, witness=witnesses[0].hear, cross_witness=witnesses[1].hear)
-    with refused(partial(refusal_of, checkpoint)), exactly(own.decoder):
+    module, refusal = own.model.module, partial(refusal_of, checkpoint)
+    with exactly(own.decoder):
         if not own.decoder._can_set_attn_implementation():
             raise refusal_of(checkpoint, "does not let the engine replace its attention")
-        own.attach("eager")  # transformers' exact implementation
-        expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.tracebacks`
+        with refused(refusal, module, _THEIRS):
+            own.attach("eager")  # transformers' exact implementation
+            expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.tracebacks`
         own.attach()
-        _check_numbers(own.model.module, expected, checkpoint)
-        found = _read(witnessed, prompts, outputs, witnesses)
+        _check_numbers(module, expected, checkpoint)
+        with refused(refusal, module, _OURS):
+            found = _read(witnessed, prompts, outputs, witnesses)
     _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
     for stored in dict.fromkeys((dtype, kept)):
         if open_native is None:
             break
         over = own if stored == dtype else _over(network, stored)
-        with _opened(open_native, over) as native, refused(partial(refusal_of, checkpoint)):
+        with _opened(open_native, over) as native, refused(refusal, module, _LIBRARYS):
             found, int8 = _read(evolve(over, native=native), prompts, outputs), native.in_int8
         held = "" if stored == dtype else f" with keys and values in {str(stored).removeprefix('torch.')}"
         how = f"by the native library{held} than by transformers"
@@ -121,11 +129,14 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
         UnsupportedModel: the model cannot be run, or the numbers differ.
     """
     prompts = _prompts(checkpoint, _SIMILAR)
-    with refused(partial(refusal_of, checkpoint)), exactly(network.model.module):
-        expected = [_mean(network, prompt) for prompt in prompts]
-        _check_numbers(network.model.module, expected, checkpoint)
+    module, refusal = network.model.module, partial(refusal_of, checkpoint)
+    with exactly(module):
+        with refused(refusal, module, _THEIRS):
+            expected = list(map(_mean, repeat(network), prompts))
+        _check_numbers(module, expected, checkpoint)
         records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
-        found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], EncoderOutputs())
+        with refused(refusal, module, "beside a longer text"):
+            found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], EncoderOutputs())
     native = network.native
     how = (
         "for a prompt that is read beside a longer one"
@@ -137,7 +148,7 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
 
 
 def compare_items(
-    module: torch.nn.Module,
+    module: nn.Module,
     theirs: Callable[[], list[Tensor]],
     ours: Callable[[], list[Tensor]],
     checkpoint: ModuleCheckpoint,
@@ -150,10 +161,13 @@ def compare_items(
     Raises:
         UnsupportedModel: the module cannot be run, or the numbers differ.
     """
-    with refused(partial(refusal_of, checkpoint)), exactly(module):
-        expected = theirs()
+    refusal = partial(refusal_of, checkpoint)
+    with exactly(module):
+        with refused(refusal, module, "by transformers itself"):
+            expected = theirs()
         _check_numbers(module, expected, checkpoint)
-        found = ours()
+        with refused(refusal, module, _LIBRARYS):
+            found = ours()
     _compare(expected, found, checkpoint, dtype, "by the native library than by transformers", int8=int8)
 
 
@@ -175,9 +189,9 @@ def _opened(open_native: Callable[[Any], Runner], network: ComparedNetwork) -> I
 
 
 @contextmanager
-def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
-    """Turns a module's errors into a ``refusal`` of the checkpoint. Errors of memory or of the device pass
-    unchanged."""
+def refused(refusal: Callable[[str], UnsupportedModel], module: nn.Module, by: str) -> Iterator[None]:
+    """Turns the errors of a ``module`` into a ``refusal`` that names the class of the layer, and says ``by`` what it is
+    computed. The error itself is the refusal's cause. Errors of memory or of the device pass unchanged."""
     try:
         yield
     except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -185,7 +199,15 @@ def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
     except Exception as error:  # modules raise many kinds: wrapped, not hidden
         if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for this error
             raise
-        raise refusal(f"cannot be run ({type(error).__name__}: {error}{untried()})") from error
+        raise refusal(f"cannot be computed {by}: its {_failing(module, error)} fails{untried()}") from error
+
+
+def _failing(module: nn.Module, error: Exception) -> str:
+    """Returns the class of the innermost part of ``module`` in which ``error`` was raised. Classes of torch are too
+    common to tell a part. No locals are read: frames would keep them."""
+    kinds = {type(part).__name__ for part in module.modules() if not type(part).__module__.startswith("torch.")}
+    called = [frame.f_code.co_qualname.partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((name for name in reversed(called) if name in kinds), type(module).__name__)
 
 
 def _prompts(checkpoint: ModuleCheckpoint, lengths: Sequence[int]) -> list[list[int]]:
@@ -311,7 +333,7 @@ class _Witness:
         self.layers.clear()
 
 
-def _check_numbers(module: torch.nn.Module, expected: list[Tensor], checkpoint: ModuleCheckpoint) -> None:
+def _check_numbers(module: nn.Module, expected: list[Tensor], checkpoint: ModuleCheckpoint) -> None:
     """Refuses the model if its own results are no numbers, and names the weights that are to blame."""
     if all(bool(row.isfinite().all()) for row in expected):
         return

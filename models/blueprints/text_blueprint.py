@@ -69,7 +69,7 @@ class TextBlueprint(ModuleBlueprint):
         if not isinstance(tower, str):
             tower.pack(int8=int8)
         if isinstance(decoder, CausalDecoder):
-            with refused(partial(refusal_of, self.checkpoint)):
+            with refused(partial(refusal_of, self.checkpoint), module, "expert by expert"):
                 answers = decoder.pack(int8=int8, answering=not self.has_passed("experts"))
             if answers:
                 self.compare_items(module, partial(list, answers), decoder.answers, "experts")

@@ -1,0 +1,62 @@
+"""The model types that the engine opens, as the table in docs/features.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..architectures.crossed_family import crossed_model_types
+from ..architectures.families import family_media
+from ..architectures.frame_family import frame_model_types
+from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
+from ..native.decoders import MODEL_TYPES as DECODER_TYPES
+from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
+from ..native.speech_encoders import MODEL_TYPES as SPEECH_ENCODERS
+from ..native.towers import MODEL_TYPES as TOWER_TYPES
+from ..speech.names import MODEL_TYPES as SPEECH_TYPES
+
+DRAWN = frozenset(
+    {
+        *("afmoe", "apertus", "arcee", "bitnet", "cohere2_moe", "cohere_compass_text", "flex_olmo", "hunyuan_v1_dense"),
+        *("hunyuan_v1_moe", "hy_v3", "jais2", "kolibri1", "laguna", "minimax_m3_vl_text", "modernbert-decoder"),
+        *("nanochat", "phimoe"),
+    }
+)
+"""Decoders that torch computes, of those that tests draw. Others may open as well: a comparison decides."""
+
+DRAWN_ENCODERS = frozenset({"albert", "jina_embeddings_v3", "ultrabert"})
+"""Encoders of texts that torch computes, as `DRAWN`."""
+
+_ALL, _NOTHING, _ENCODER = "all", "nothing: torch does", "the encoder, and known decoders"
+_DECODER = "known decoders; torch the encoder"
+
+
+def table_of_opened() -> str:
+    """Returns the table in Markdown: what a model reads and writes, its model types, and what the native library
+    computes of it."""
+    media, crossed = family_media(), {"whisper", *crossed_model_types()}
+    of_media = {
+        (medium, native): {kind for kind, reads in media.items() if reads == medium and (kind in TOWER_TYPES) == native}
+        for medium in ("image", "audio")
+        for native in (True, False)
+    }
+    frames = set(frame_model_types())
+    rows: list[tuple[str, str, Iterable[str], str]] = [
+        ("text", "text", DECODER_TYPES, _ALL),
+        ("text", "text", DRAWN, _NOTHING),
+        ("text", "text of an encoder-decoder", (crossed & CROSSED_TYPES) - SPEECH_TYPES, _ALL),
+        ("text", "vectors, classes", ENCODER_TYPES, _ALL),
+        ("text", "vectors, classes", DRAWN_ENCODERS, _NOTHING),
+        ("images, text", "text", of_media["image", True], _ENCODER),
+        ("images, text", "text", of_media["image", False], _DECODER),
+        ("audio, text", "text", of_media["audio", True], _ENCODER),
+        ("audio, text", "text", of_media["audio", False], _DECODER),
+        ("audio", "text of an encoder-decoder", crossed & SPEECH_TYPES, _ALL),
+        ("audio", "text of a CTC model or transducer", frames & SPEECH_ENCODERS, _ALL),
+        ("audio", "text of a CTC model or transducer", frames - SPEECH_ENCODERS, _NOTHING),
+        ("audio", "who speaks when", {"nemotron3_diarization"}, _NOTHING),
+    ]
+    lines = ["| reads | writes | `model_type` | the native library computes |", "|---|---|---|---|"]
+    for reads, writes, kinds, computed in rows:
+        if named := ", ".join(f"`{kind}`" for kind in sorted(kinds)):
+            lines.append(f"| {reads} | {writes} | {named} | {computed} |")
+    return "\n".join(lines) + "\n"

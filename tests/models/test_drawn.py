@@ -1,0 +1,147 @@
+"""Configurations of 2025 and 2026, drawn from transformers' own classes: each opens, and writes what transformers
+writes, or is refused by the name of its layer or setting. No error of transformers or torch comes through, not even in
+the words of a refusal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from triolet.core.config import EngineConfig
+from triolet.core.errors import CheckpointError, UnsupportedModel
+from triolet.core.request import Pooling
+from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.blueprints.opened import DRAWN, DRAWN_ENCODERS, table_of_opened
+from triolet.models.executor import TorchExecutor
+from triolet.models.native.decoders import MODEL_TYPES
+from triolet.models.native.encoders import MODEL_TYPES as ENCODER_TYPES
+from triolet.models.native.library import Library
+
+from ..checkpoints.drawn import draw_model, write_config
+from ..checkpoints.words import LLAMA
+from .texts import Driver, Job, generate, noise
+
+OPENED = (
+    *("afmoe", "apertus", "arcee", "bitnet", "cohere2_moe", "cohere_compass_text", "cwm", "exaone_moe", "flex_olmo"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1"),
+    *("laguna", "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral", "modernbert-decoder", "nanochat", "phimoe"),
+    *("solar_open", "vaultgemma"),
+)
+OPENED_ELSEWHERE = (  # other tests compare these in every run
+    *("cohere2", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma3_text", "glm4", "glm4_moe", "granite"),
+    *("granitemoeshared", "helium", "ministral3", "olmo3", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
+)
+VECTORS = ("albert", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert", "ultrabert")
+_STATE = "need a state of the request beside its pages"
+_FAMILY = "would need a family of its own"
+_CHOOSES = "need attention to positions that each row chooses"
+
+BY_SETTINGS = {
+    **dict.fromkeys(("bailing_hybrid", "bamba", "granitemoehybrid", "kimi_linear", "lfm3", "lfm3_vl"), _STATE),
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_next"), _STATE),
+    **dict.fromkeys(
+        ("qwen3_5_text", "qwen3_5_moe_text", "falcon_h1", "inkling_text", "lfm2", "lfm2_moe", "zaya", "mamba2"), _STATE
+    ),
+    **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "mistral_large4", "qwen4_exp_text"), _CHOOSES),
+    "deepseek_v4": "need keys and values that stand for several positions",
+    "llama4_text": "need attention within chunks of positions",
+    "unlimited_ocr": "need windows that always show the first positions",
+    **dict.fromkeys(("gemma4_text", "gemma4_unified"), "layers that differ in head_dim"),
+    **dict.fromkeys(("dots3_note_text", "embedding_gemma2", "step3p7"), "layers that differ in"),
+    "gemma3n": "shares keys and values between layers",
+    **dict.fromkeys(("aya_vision", "cohere2_vision", "deepseek_ocr2", "exaone4_5", "fast_vlm", "gemma3"), _FAMILY),
+    **dict.fromkeys(("glm4v", "glm_ocr", "got_ocr2", "granite4_vision", "granite_docling", "hunyuan_vl"), _FAMILY),
+    **dict.fromkeys(("internvl", "kimi_k25", "lfm2_vl", "lighton_ocr", "mistral3", "molmo2", "ovis2"), _FAMILY),
+    **dict.fromkeys(("paddleocr_vl", "perception_lm", "qwen3_vl", "qwen3_vl_moe", "video_llama_3"), _FAMILY),
+    **dict.fromkeys(("csm", "musicflamingo", "pocket_tts", "qwen2_5_omni", "qwen3_omni_moe", "vibevoice"), _FAMILY),
+    "florence2": "encoder-decoder",
+    "lasr_ctc": "LasrForCTC",
+    "t5gemma2": "encoder-decoder",
+}
+"""Model types that config.json alone refuses, and words of the refusal. One that opens now goes to `OPENED`."""
+
+BY_WEIGHTS = {
+    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"), "head_dim"),
+    "longcat_flash": "layer 0",
+    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "flint"), "attention sinks"),
+    **dict.fromkeys(("mimo_v2_flash", "mistral4"), "value_dim"),
+    "doge": "asks for a mask of its own",
+    "diffllama": "layer 0 asks for attention after",
+    "hrm_text": "layer 0 asks for attention after",
+    "openai_privacy_filter": "attention",
+}
+"""Model types that a comparison refuses, and words of the refusal."""
+
+_FOREIGN = re.compile(r"\b\w*(?<!Checkpoint)(Error|Exception)\b")
+_CONFIG = EngineConfig(dtype="float32", device="cpu", max_positions=64, page_size=4)
+
+
+@pytest.fixture
+def draw(tmp_path: Path) -> Iterator[Callable[[str], tuple[Any, Driver]]]:
+    """``draw(kind)``: a model of transformers, and the engine's driver for its checkpoint."""
+    executors = list[TorchExecutor]()
+
+    def start(kind: str) -> tuple[Any, Driver]:
+        model = draw_model(kind)
+        model.save_pretrained(tmp_path)
+        LLAMA.make().save_pretrained(tmp_path)
+        executors.append(TorchExecutor(tmp_path, _CONFIG))
+        return model, Driver(executors[-1], executors[-1].open())
+
+    yield start
+    for executor in executors:
+        executor.close()
+
+
+def test_sixty_configurations_are_drawn() -> None:
+    assert len({*OPENED, *OPENED_ELSEWHERE, *VECTORS, *BY_SETTINGS, *BY_WEIGHTS}) >= 60
+
+
+def test_the_table_of_what_opens_is_made_of_the_code() -> None:
+    """`python -c "from triolet.models.blueprints.opened import table_of_opened; print(table_of_opened())"`."""
+    assert {*OPENED, *OPENED_ELSEWHERE} - MODEL_TYPES == DRAWN
+    assert {*VECTORS} - ENCODER_TYPES == DRAWN_ENCODERS
+    assert table_of_opened() in (Path(__file__).parents[2] / "docs/features.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "kind", [*OPENED, *(pytest.param(kind, marks=pytest.mark.thorough) for kind in OPENED_ELSEWHERE)]
+)
+def test_a_drawn_decoder_writes_what_transformers_writes(draw: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+    model, driver = draw(kind)
+    native = driver.executor._open.parts.network.native is not None
+    assert native == (kind in MODEL_TYPES and Library.load() is not None)
+    if native:
+        thought, found = estimate(tmp_path, _CONFIG).by_owner, driver.executor.memory().by_owner
+        assert found["weights"] - 10_000 <= thought["weights"] - ODDS
+        assert found["native"] <= thought["native"]
+    jobs = [Job(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (5, 30)]
+    assert [one.tokens for one in driver.run(*jobs)] == [generate(model, job.prompt, 8) for job in jobs]
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_a_drawn_encoder_gives_what_transformers_gives(draw: Callable[..., Any], kind: str) -> None:
+    model, driver = draw(kind)
+    jobs = [Job(prompt=noise(length, length), pooling=Pooling(kind="mean")) for length in (5, 30)]
+    for job, result in zip(jobs, driver.run(*jobs), strict=True):
+        told = model(torch.tensor([job.prompt])).last_hidden_state[0].mean(0).tolist()
+        assert result.vector == pytest.approx(told, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", BY_SETTINGS)
+def test_a_drawn_configuration_is_refused_by_name_before_weights_are_looked_for(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UnsupportedModel, match=re.escape(BY_SETTINGS[kind])) as refusal:
+        TorchExecutor(write_config(kind, tmp_path), _CONFIG).open()
+    assert not _FOREIGN.search(str(refusal.value))
+
+
+@pytest.mark.parametrize("kind", BY_WEIGHTS)
+def test_a_drawn_model_is_refused_by_name(draw: Callable[..., Any], kind: str) -> None:
+    with pytest.raises((UnsupportedModel, CheckpointError), match=re.escape(BY_WEIGHTS[kind])) as refusal:
+        draw(kind)
+    assert not _FOREIGN.search(str(refusal.value))
