@@ -2,8 +2,8 @@
 
     python examples/describe_image.py MODEL IMAGE [QUESTION...]
 
-MODEL is the folder or hub id of a vision-language checkpoint with a chat template: Qwen2-VL, Qwen2.5-VL, LLaVA,
-Idefics3 or SmolVLM.
+MODEL is the folder or hub id of a vision-language checkpoint with a chat template: Qwen2-VL, Qwen2.5-VL,
+Qwen3-VL, Gemma 3, LLaVA, Idefics3 or SmolVLM.
 """
 
 import sys

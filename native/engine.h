@@ -35,7 +35,7 @@ struct Engine {
     int32_t owned;      // rows of all states and chunks
     int32_t block_count, slot_count, split;  // split: a piece of attention is one span of positions
     Phase* phases;      // copies; two for each operation: what comes before it, and the operation; and the draws
-    int32_t *tokens, *types;  // [most_rows]
+    int32_t *tokens, *types, *seen;  // [most_rows]
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + value_size]
     float *keys, *values;  // of all states and rows, in panels: [heads][rows / 32][size][32] and [heads][size / 32][rows][32]

@@ -82,6 +82,7 @@ void lay_out(Engine& e, Room& room) {
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
     e.tokens = room.take<int32_t>(m.most_rows);
     e.types = room.take<int32_t>(m.most_rows);
+    e.seen = room.take<int32_t>(m.most_rows);
     e.asked = room.take<int32_t>(asked);
     e.order = room.take_zeroed<int32_t>(asked);
     e.starts = room.take<int32_t>(experts);
@@ -223,6 +224,10 @@ Fault admit(Engine& e, const Step& plan) {
         if (m.pages && (table < 0 || table > plan.table_size || last / m.page_size >= plan.table_size - table)) return BAD_TABLE;
         for (int i = 1; i < count; i++)
             if (m.pages && plan.positions[row + i] != plan.positions[row] + i) return BAD_POSITION;
+        for (int i = 0; plan.seen && i < count; i++) {
+            const int least = std::max(plan.positions[row + i], i ? plan.seen[row + i - 1] : 0);
+            if (!within(plan.seen[row + i], least, last)) return BAD_POSITION;
+        }
         if (m.cross && (slot < 0 || slot >= m.slots || length < 1 || length > m.embeddings)) return BAD_SLOT;
         for (int i = 0; i < count; i += BLOCK)
             e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table, 0};
@@ -260,6 +265,8 @@ Fault admit(Engine& e, const Step& plan) {
     if (plan.tokens) memcpy(e.tokens, plan.tokens, plan.rows * 4);
     s.types = plan.types ? e.types : nullptr;
     if (plan.types) memcpy(e.types, plan.types, plan.rows * 4);
+    s.seen = plan.seen ? e.seen : s.positions;
+    if (plan.seen) memcpy(e.seen, plan.seen, plan.rows * 4);
     s.draws = plan.draws;
     s.edits = plan.edits;
     s.bans = plan.bans;

@@ -159,6 +159,8 @@ struct Step {
     const int32_t* bans;        // [ban_count][2]: the first token and the one after the last
     Found* found;               // [found_count]
     const uint8_t* allowed;     // [allowed_size]
+    const int32_t* seen;        // [rows] the last position that a row sees, which its chunk has and which never falls in
+                                // it; or none: its own
     float* const* states;       // [chunk_count] of [state], each written; null: a chunk has none, if its model has `kept`
     const int32_t* copies;      // [copy_count][2]: pages that are copied before all else, from one to another; none is both
     int32_t edit_count, ban_count, found_count, allowed_size, copy_count;

@@ -13,7 +13,7 @@ from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
-from .vision import Llava, QwenVision, Tiled
+from .vision import Gemma3, Llava, QwenVision, Tiled
 
 
 def find_family(config: Any) -> Family | None:
@@ -31,6 +31,9 @@ def _families() -> dict[str, Family]:
     return {
         "qwen2_vl": QwenVision("Qwen2VLForConditionalGeneration"),
         "qwen2_5_vl": QwenVision("Qwen2_5_VLForConditionalGeneration"),
+        "qwen3_vl": QwenVision("Qwen3VLForConditionalGeneration"),
+        "qwen3_vl_moe": QwenVision("Qwen3VLMoeForConditionalGeneration"),
+        "gemma3": Gemma3(),
         "llava": Llava(),
         "idefics3": Tiled("Idefics3ForConditionalGeneration"),
         "smolvlm": Tiled("SmolVLMForConditionalGeneration"),

@@ -29,6 +29,7 @@ class Family:
     language: str = "model.language_model"  # the submodule of the language model, whose attention becomes ours
     medium: str = "image"  # or "audio"
     left_out: str = ""  # the submodule that is not loaded; its weights' names in the files begin with it
+    mutual: bool = False  # the rows of an item see each other, those behind them too
     added: bool = False  # the embeddings of a prompt's one item are added to those of its tokens and of later ones
 
     def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -41,7 +42,7 @@ class Family:
         return part
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Returns the embeddings [embeddings, hidden] of each payload, in storage of their own."""
+        """Returns the embeddings [embeddings, (1 + deeper) * hidden] of each payload, in storage of their own."""
         raise NotImplementedError
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
@@ -75,6 +76,7 @@ class Family:
             CheckpointError: the tokenizer does not know the placeholder.
         """
         processor, placeholder_id = self.processor(folder, config), self.placeholder(tokenizer, config)
+        embedded_id = self.embedded(tokenizer, config)
         placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
         if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
             raise CheckpointError(
@@ -86,7 +88,7 @@ class Family:
         return MediaPreparer(
             tokenizer=settled(tokenizer),
             processor=processor,
-            read=partial(self.read, processor, config, placeholder),
+            read=partial(self.read, processor, config, tokenizer.convert_ids_to_tokens(embedded_id)),
             medium=self.medium,
             start=self.start(processor, tokenizer, placeholder_id),
             needs_prompt=not self.added,
@@ -94,16 +96,26 @@ class Family:
             sampling_rate=getattr(processor, "sampling_rate", 0),
             placeholder=placeholder,
             placeholder_id=placeholder_id,
+            embedded_id=embedded_id,
             written="" if self.added else before + placeholder + after,
             identity=hashlib.blake2b("\0".join(names).encode()).hexdigest(),
-            embedding_bytes=hidden * dtype.itemsize,
+            embedding_bytes=hidden * (1 + self.deeper(config)) * dtype.itemsize,
             chat_template=processor_template(folder) or self.template(processor, tokenizer),
             unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in self.unread(config)),
         )
 
+    def deeper(self, config: Any) -> int:  # noqa: ARG002
+        """The number of layers of the decoder, from the first on, to whose outputs an item adds something too. An
+        embedding has as many more parts of the decoder's width."""
+        return 0
+
     def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
         """The token that stands for an item in a prompt."""
         return int(getattr(config, f"{self.medium}_token_id"))
+
+    def embedded(self, tokenizer: Any, config: Any) -> int:
+        """The token that stands for each embedding of an item."""
+        return self.placeholder(tokenizer, config)
 
     def aligner(self, folder: Path, config: Any, preparer: MediaPreparer) -> TextAligner | None:  # noqa: ARG002
         """Returns the aligner of a checkpoint that classifies tokens by time (`Kind.ALIGNER`)."""

@@ -236,6 +236,7 @@ class MediaPreparer(TextPreparer):
     sampling_rate: int  # of the audio, in Hz; 0 for images
     placeholder: str  # stands for one item in a prompt
     placeholder_id: int
+    embedded_id: int  # stands for one embedding
     written: str  # an item that we place ourselves: the placeholder, with the texts around it
     identity: str  # hash of all that an encoder output depends on, except the item
     embedding_bytes: int
@@ -335,7 +336,7 @@ class MediaPreparer(TextPreparer):
     def _place(self, token_ids: tuple[int, ...], read: list[ReadItem]) -> Prepared:
         if self.start:
             return self._add(token_ids, read)
-        places = [index for index, token in enumerate(token_ids) if token == self.placeholder_id]
+        places = [index for index, token in enumerate(token_ids) if token == self.embedded_id]
         wanted = sum(item.embeddings for item in read)
         assert len(places) == wanted, f"{len(places)} placeholders for {wanted} embeddings: they were counted wrong"
         items, first = [], 0

@@ -1,4 +1,4 @@
-"""The families that read images: Qwen2.5-VL, LLaVA, Idefics3 and SmolVLM.
+"""The families that read images: Qwen-VL, LLaVA, Idefics3 and SmolVLM.
 
 The checkpoint's own image processor turns images into pixel values. Its PIL form is used, so that the values do not
 depend on other installed packages. The encoder and projector that transformers has for the checkpoint turn pixel values
@@ -27,13 +27,26 @@ _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # by the typ
 
 @frozen
 class QwenVision(Family):
-    """Qwen2-VL and Qwen2.5-VL (Wang et al. 2024; Bai et al. 2025): images of any size, positions in three axes."""
+    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024; Bai et al. 2025): images of any size, positions in three
+    axes. In Qwen3-VL layers of the encoder also go to the first layers of the decoder (Meng et al. 2024, "DeepStack").
+    """
+
+    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        module = super().load(folder, dtype)
+        if self.deeper(module.config):
+            self.text(module).register_forward_pre_hook(_tell_layers, with_kwargs=True)
+        return module
+
+    def deeper(self, config: Any) -> int:
+        return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes all payloads in one batch: the patches of images of any size follow each other."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         grids = torch.stack([payload["image_grid_thw"] for payload in payloads])
-        return apart(_features(module, pixels, grids))
+        found = _features(module, pixels, grids)
+        parts = zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True)
+        return [torch.cat(of_image, 1) for of_image in parts]
 
     def positions(
         self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]
@@ -86,7 +99,7 @@ class Llava(Family):
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes all payloads in one batch, since all images have the same size."""
         pixels = torch.stack([payload["pixel_values"] for payload in payloads])
-        return apart(_features(module, pixels))
+        return apart(_features(module, pixels).pooler_output)
 
     def processor(self, folder: Path, config: Any) -> Any:
         kind = config.vision_config.model_type
@@ -107,6 +120,34 @@ class Llava(Family):
 
 
 @frozen
+class Gemma3(Family):
+    """Gemma 3 (Gemma Team 2025): every image becomes one square, and its embeddings see each other. The token that
+    begins an image stands for it in a prompt."""
+
+    architecture: str = "Gemma3ForConditionalGeneration"
+    mutual: bool = True
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Encodes all payloads in one batch, since all images have the same size."""
+        return apart(_features(module, torch.stack([payload["pixel_values"] for payload in payloads])).pooler_output)
+
+    def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
+        return int(config.boi_token_index)
+
+    def embedded(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
+        return int(config.image_token_id)
+
+    def unread(self, config: Any) -> tuple[int, ...]:
+        return (config.image_token_id,)
+
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
+        """Reads one square, and no crops of it, as transformers does unless it is asked to."""
+        pixels, count = _process(processor, item, do_pan_and_scan=False)["pixel_values"][0], config.mm_tokens_per_image
+        text = f"\n\n<start_of_image>{token * count}<end_of_image>\n\n"
+        return ReadItem(payload={"pixel_values": pixels}, text=text, embeddings=count)
+
+
+@frozen
 class Tiled(Family):
     """Idefics3 and SmolVLM (Laurençon et al. 2024; Marafioti et al. 2025): an image is cut into square tiles, and the
     whole image is one more tile. Each tile has its own span in the prompt."""
@@ -117,7 +158,7 @@ class Tiled(Family):
         """Encodes the tiles of all images in one batch."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         masks = torch.cat([payload["pixel_attention_mask"] for payload in payloads])
-        (rows,) = _features(module, pixels[None], masks[None])  # as if one prompt had all the tiles
+        (rows,) = _features(module, pixels[None], masks[None]).pooler_output  # as if one prompt had all the tiles
         config: Any = module.config
         embeddings = _cells_of(pixels, config)
         return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
@@ -139,12 +180,22 @@ class Tiled(Family):
 
 
 def _features(module: nn.Module, pixels: Tensor, *more: Tensor) -> Any:
-    """Returns the embeddings of images. ``more``: what transformers' method reads beside the pixels."""
+    """Returns what transformers' encoder makes of images. ``more``: what its method reads beside the pixels."""
     device, dtype = place_of(module)
     model: Any = module.get_submodule("model")
     with torch.no_grad():
         read = [one.to(device) for one in more]
-        return model.get_image_features(pixels.to(device, dtype), *read, return_dict=True).pooler_output
+        return model.get_image_features(pixels.to(device, dtype), *read, return_dict=True)
+
+
+def _tell_layers(_: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Gives the decoder what is added to the outputs of its layers, which the model itself would only read beside
+    pixels."""
+    added = getattr(given.get("triolet"), "added", ())
+    if not added:
+        return None
+    rows = torch.ones(added[0].shape[:1], dtype=torch.bool, device=added[0].device)[None]
+    return args, {**given, "visual_pos_masks": rows, "deepstack_visual_embeds": added}
 
 
 def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:

@@ -72,6 +72,7 @@ class PagedCall:
 
     step: Any  # `paged.PagedStep`, or an object with the same `attend`
     witness: Witness | None = None
+    added: tuple[Tensor, ...] = ()  # to the outputs of the first layers, each [rows, hidden], see `Family.deeper`
 
 
 def attend_paged(

@@ -97,6 +97,7 @@ class _Chunk:
     start: int  # the position of that row
     length: int
     table: Sequence[int]  # the sequence's pages up to the page of the last row
+    seen: Sequence[int] = ()  # the last position that each row sees; empty: its own
 
     def pages(self, page_size: int, window: int | None) -> tuple[int, Sequence[int]]:
         """Returns the number of pages that are skipped, and the pages that the chunk reads after these."""
@@ -110,7 +111,8 @@ def _chunks(rows: Rows, page_size: int) -> list[_Chunk]:
     row = 0
     for length, table, _, _ in rows.chunks:
         pages = rows.tables[table : table + (rows.positions[row + length - 1] // page_size) + 1]
-        found.append(_Chunk(row=row, start=rows.positions[row], length=length, table=pages))
+        seen = rows.seen[row : row + length]
+        found.append(_Chunk(row=row, start=rows.positions[row], length=length, table=pages, seen=seen))
         row += length
     return sorted(found, key=attrgetter("length", "start"))
 
@@ -270,12 +272,14 @@ class PagedStep:
         size, length, device = self.paged.page_size, chunks[0].length, self.paged.device
         table: list[int] = []
         firsts: list[int] = []
+        seen: list[list[int]] = []
         rows: list[int] = []
         for part in sorted(chunks, key=attrgetter("row")):
             left_out, pages = part.pages(size, window)
             table += pages
             table += [self.paged.pages] * (most - len(pages))  # padding: the page of zeros
             firsts.append(part.start - left_out * size)
+            seen.append([last - left_out * size for last in part.seen])
             rows += range(part.row, part.row + length)
         queries = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)
         return Short(
@@ -283,15 +287,20 @@ class PagedStep:
             count=len(chunks),
             length=length,
             table=torch.tensor(table, device=device),
-            mask=self._mask(queries[:, None, :, None], most * size, window),
+            mask=self._mask(
+                queries[:, None, :, None],
+                most * size,
+                window,
+                torch.tensor(seen, device=device)[:, None, :, None] if chunks[0].seen else None,
+            ),
         )
 
     def _fresh(self, part: _Chunk, window: int | None, *, masked: bool) -> _Fresh:
         rows = slice(part.row, part.row + part.length)
-        if not masked and (window is None or part.length <= window):
+        if not masked and not part.seen and (window is None or part.length <= window):
             return _Fresh(rows=rows, mask=None)
         queries = torch.arange(part.length, device=self.paged.device)[:, None]
-        return _Fresh(rows=rows, mask=self._mask(queries, part.length, window))
+        return _Fresh(rows=rows, mask=self._mask(queries, part.length, window, self._seen(part.seen, 0)))
 
     def _long(self, part: _Chunk, window: int | None) -> _Long:
         size, device = self.paged.page_size, self.paged.device
@@ -302,24 +311,35 @@ class PagedStep:
             position = part.start + offset - left_out * size
             start = 0 if window is None else max(0, position - window + 1)
             queries = torch.arange(position - start, position - start + count, device=device)[:, None]
-            stop = position + count
-            pieces.append((offset, count, start, stop, self._mask(queries, stop - start, window)))
+            seen = part.seen[offset : offset + count]
+            stop = position + count if not seen else seen[-1] + 1 - left_out * size
+            mask = self._mask(queries, stop - start, window, self._seen(seen, left_out * size + start))
+            pieces.append((offset, count, start, stop, mask))
         rows = slice(part.row, part.row + part.length)
         return _Long(rows=rows, table=torch.tensor(pages, device=device), pieces=tuple(pieces))
 
-    def _mask(self, queries: Tensor, width: int, window: int | None) -> Tensor:
-        return mask_of(queries, width, window, self.paged.dtype, self.distances)
+    def _seen(self, seen: Sequence[int], first: int) -> Tensor | None:
+        """Returns the last positions that rows see, counted from ``first``, [rows, 1]; ``None``: their own."""
+        return torch.tensor(seen, device=self.paged.device)[:, None] - first if seen else None
+
+    def _mask(self, queries: Tensor, width: int, window: int | None, seen: Tensor | None) -> Tensor:
+        return mask_of(queries, width, window, self.paged.dtype, self.distances, seen)
 
 
 def mask_of(
-    queries: Tensor, width: int, window: int | None, dtype: torch.dtype, distances: Tensor | None = None
+    queries: Tensor,
+    width: int,
+    window: int | None,
+    dtype: torch.dtype,
+    distances: Tensor | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """Returns the mask [queries, width] for queries at the positions ``queries`` and ``width`` keys; with
     ``distances``, [heads, queries, width]. Where a query sees a key, the mask has 0 or the number that ``distances``
-    adds, otherwise -inf.
+    adds, otherwise -inf. ``seen``: the last position that each query sees; ``None``: its own.
     """
     keys = torch.arange(width, device=queries.device)
-    hidden = keys > queries
+    hidden = keys > (queries if seen is None else seen)
     if window is not None:
         hidden |= keys <= queries - window
     if distances is None:

@@ -30,6 +30,7 @@ class Rows:
         types: the type of each row's token; empty: all have type 0.
         states: the state of each of ``chunks``, which a step changes; empty: chunks have none.
         saves: rows, and for each a tensor that gets its chunk's state as it is behind that row.
+        seen: the last position that each row sees, which its chunk has; empty: its own.
     """
 
     positions: Sequence[int]
@@ -41,6 +42,7 @@ class Rows:
     types: Sequence[int] = ()
     states: Sequence[Tensor] = ()
     saves: Sequence[tuple[int, Tensor]] = ()
+    seen: Sequence[int] = ()
 
     @classmethod
     def all_of(cls, *counts: int) -> Rows:
@@ -97,7 +99,8 @@ class Rows:
 
     def pieces(self, most: int, page_size: int, *, whole: bool = False) -> Iterator[tuple[int, int, Rows, list[int]]]:
         """Yields the same rows in pieces of up to ``most`` rows. A piece has its first row, the row after its last, its
-        rows with the pages that they read, and the indices in ``wanted`` of its wanted rows.
+        rows with the pages that they read, and the indices in ``wanted`` of its wanted rows. Rows that see each other
+        are in one piece.
 
         Args:
             whole: no sequence is cut. There are no pages.
@@ -111,6 +114,9 @@ class Rows:
             start, own, tables = stop, list[tuple[int, int, int, int]](), list[int]()
             first = len(self.chunks) - len(chunks)
             left = _fitting(chunks, most) if whole else min(most, count - start)
+            while self.seen and self.seen[start + left - 1] > self.positions[start + left - 1]:
+                left -= 1
+            assert left > 0, f"more than {most} rows see each other"
             stop = start + left
             while left:
                 length, table, slot, embeddings = chunks.pop()
@@ -130,6 +136,7 @@ class Rows:
                 types=self.types[start:stop],
                 states=self.states[first : first + len(own)],
                 saves=[(row - start, state) for row, state in self.saves if start <= row < stop],
+                seen=self.seen[start:stop],
             )
             yield start, stop, piece, inside
 

@@ -274,16 +274,18 @@ class Runner:
     ) -> None:
         flat = chain.from_iterable
         numbers, firsts = array("i"), list[int]()  # all whole numbers of the step, one list after the other
-        for each in (rows.positions, flat(rows.chunks), rows.tables, rows.wanted, fed, rows.types, flat(copies)):
+        lists = (rows.positions, flat(rows.chunks), rows.tables, rows.wanted, fed, rows.types, flat(copies), rows.seen)
+        for each in lists:
             firsts.append(len(numbers) * numbers.itemsize)
             numbers.extend(each)
         place, _ = numbers.buffer_info()
-        positions, chunks, tables, wanted, tokens, types, pairs = [place + first for first in firsts]
+        positions, chunks, tables, wanted, tokens, types, pairs, seen = [place + first for first in firsts]
         assert len(rows.states) in {0, len(rows.chunks)}, f"{len(rows.states)} states of {len(rows.chunks)} chunks"
         states = array("Q", [_floats(state, self._program.state) for state in rows.states])
         counts = len(rows.positions), len(rows.wanted), len(rows.chunks), len(rows.tables)
         told = StepData(*counts, part, positions, chunks, tables, wanted, copies=pairs, copy_count=len(copies))
         told.tokens, told.types = tokens if fed else None, types if rows.types else None
+        told.seen = seen if rows.seen else None
         told.states = states.buffer_info()[0] if states else None
         if draws is not None and draws.draws:
             told.draws, told.edits, told.found, told.allowed = map(

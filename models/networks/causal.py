@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
+from torch.nn import functional
 
 from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
@@ -108,6 +109,7 @@ class CausalNetwork(Network):
         """
         if self.native is not None:
             return self.native.step(*self.fed(feeds, wanted, outputs))
+        feeds = self._with_all_seen(feeds)
         rows = self._lay_out(feeds, wanted)
         chosen = torch.tensor(rows.wanted, dtype=torch.long, device=self.device)
         if not self.generates:
@@ -120,16 +122,31 @@ class CausalNetwork(Network):
     def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
         """Returns the rows of the step, chunk after chunk."""
         parts, kept = [feed.part for feed in feeds], 0 if self.native is None else self.native.kept
-        return Rows.of(parts, wanted, self.paged.page_size, states=self.states, kept=kept)
+        rows = Rows.of(parts, wanted, self.paged.page_size, states=self.states, kept=kept)
+        if not self._sees_items(feeds):
+            return rows
+        return evolve(rows, seen=[last for feed in feeds for last in _seen(feed)])
+
+    def _sees_items(self, feeds: Sequence[Feed]) -> bool:
+        """True if some rows of the step see rows behind them."""
+        return self.family is not None and self.family.mutual and any(map(_holds_items, feeds))
+
+    def _with_all_seen(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
+        """Returns the chunks with all rows that their rows see. A chunk that ends within an item whose rows see each
+        other is computed to the end of the item, and the next chunk computes the same once more: so an item may be cut
+        anywhere. Pages for the whole prompt are there since it has begun.
+        """
+        return list(map(_to_the_last_seen, feeds)) if self._sees_items(feeds) else feeds
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
         """Returns the step for the native library. If the step has no items, the library gets tokens and looks up their
         embeddings itself."""
+        feeds = self._with_all_seen(feeds)
         rows = self._lay_out(feeds, wanted)
         if any(map(_holds_items, feeds)):
-            return self._embed(feeds, rows.starts, outputs).float(), rows
+            return self._embed(feeds, rows.starts, outputs)[0].float(), rows
         return [token for feed in feeds for token in feed.tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
@@ -141,11 +158,14 @@ class CausalNetwork(Network):
     def read(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> Sequence[Tensor]:
         """Feeds chunks, and returns the last hidden states [length, hidden] of each."""
         every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
+        lengths = [feed.part.length for feed in feeds]
         if self.native is None:
-            hidden = self._hidden(feeds, self._lay_out(feeds, every), outputs)
+            feeds = self._with_all_seen(feeds)
+            rows = self._lay_out(feeds, every)
+            hidden = self._hidden(feeds, rows, outputs)[rows.wanted]
         else:
             hidden = self.native.step(*self.fed(feeds, every, outputs), hidden=True)
-        return torch.split(hidden, [feed.part.length for feed in feeds])
+        return torch.split(hidden, lengths)
 
     def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs) -> Tensor:
         """Returns the last hidden states [rows, hidden], computed by torch."""
@@ -154,11 +174,12 @@ class CausalNetwork(Network):
 
     def _run(self, module: Any, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs, **options: Any) -> Any:
         self.paged.enter([feed.part for feed in feeds])  # the library needs no such call: it reads what is written
+        embedded, *added = self._embed(feeds, rows.starts, outputs)
         return module(
-            inputs_embeds=self._embed(feeds, rows.starts, outputs)[None],
+            inputs_embeds=embedded[None],
             position_ids=self._position_ids(feeds, rows),
             use_cache=False,
-            triolet=PagedCall(step=PagedStep(self.paged, rows), witness=self.witness),
+            triolet=PagedCall(step=PagedStep(self.paged, rows), witness=self.witness, added=tuple(added)),
             **options,
             **_by_layer(self.decoder, [token for feed in feeds for token in feed.tokens], self.device),
         )
@@ -183,9 +204,9 @@ class CausalNetwork(Network):
             return None
         return AlignedTokens(frames=tuple(frame for frame, _ in found), logprobs=tuple(logprob for _, logprob in found))
 
-    def _embed(self, feeds: Sequence[Feed], starts: Sequence[int], outputs: EncoderOutputs) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed], starts: Sequence[int], outputs: EncoderOutputs) -> Sequence[Tensor]:
         """Returns the embeddings of the step's rows [rows, hidden]: those of the tokens, and of the items placed among
-        them.
+        them. If there are items, then also what they add to the outputs of layers, see `Family.deeper`.
 
         Args:
             starts: the first row of each chunk.
@@ -193,10 +214,13 @@ class CausalNetwork(Network):
         fed = [token for feed in feeds for token in feed.tokens]
         embed = self.model.module.get_input_embeddings()
         embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
+        if self.family is None or not any(map(_holds_items, feeds)):
+            return (embeddings,)
+        width = embeddings.shape[1]
+        embeddings = functional.pad(embeddings, (0, self.family.deeper(self.model.module.config) * width))
         for feed, row in zip(feeds, starts, strict=True):
-            if feed.record.start.placeholders:
-                _place(embeddings, row, feed, outputs, added=self.family is not None and self.family.added)
-        return embeddings
+            _place(embeddings, row, feed, outputs, added=self.family.added)
+        return embeddings.split(width, 1)
 
     def _position_ids(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
         """Returns the positions [1, rows], or [3, 1, rows] if the family has positions in three dimensions."""
@@ -269,6 +293,22 @@ def _holds_items(feed: Feed) -> bool:
     """True if some rows of the chunk belong to an item."""
     start, stop = feed.part.start, feed.part.start + feed.part.length
     return any(one.touches(start, stop) for one in feed.record.start.placeholders)
+
+
+def _seen(feed: Feed) -> list[int]:
+    """Returns the last position that each row of the chunk sees: in an item, the last one of its span."""
+    start, stop = feed.part.start, feed.part.start + feed.part.length
+    seen = list(range(start, stop))
+    for first, last in (span for one in feed.record.start.placeholders for span in one.spans):
+        low, high = max(first, start), min(last, stop)
+        if low < high:
+            seen[low - start : high - start] = [last - 1] * (high - low)
+    return seen
+
+
+def _to_the_last_seen(feed: Feed) -> Feed:
+    stop = _seen(feed)[-1] + 1
+    return feed if stop == feed.part.start + feed.part.length else feed.up_to(stop)
 
 
 def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs, *, added: bool) -> None:

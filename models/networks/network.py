@@ -98,6 +98,10 @@ class Feed:
         known = self.record.tokens[self.part.start : self.part.start + self.part.length]
         return [*known, *self.proposed]
 
+    def up_to(self, stop: int) -> Feed:
+        """Returns the chunk with the known tokens behind it, up to the position ``stop``."""
+        return evolve(self, part=evolve(self.part, length=stop - self.part.start))
+
     def with_proposed(self, proposed: tuple[int, ...]) -> Feed:
         """Returns the chunk with the draft tokens ``proposed`` after it."""
         if not proposed:

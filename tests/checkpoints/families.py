@@ -21,7 +21,21 @@ from typing import Any
 from .checkpoints import HIDDEN, LAYERS, TARGETS, classes, random_model, save_checkpoint, special_ids, text_settings
 from .frame_families import FRAME_MAKERS
 from .speech_families import SPEECH_MAKERS
-from .words import BART, BERT, GEMMA, LLAMA, LLAVA, QWEN, QWEN_AUDIO, QWEN_VISION, T5, TILED, Words
+from .words import (
+    BART,
+    BERT,
+    GEMMA,
+    GEMMA_MARKS,
+    GEMMA_VISION,
+    LLAMA,
+    LLAVA,
+    QWEN,
+    QWEN_AUDIO,
+    QWEN_VISION,
+    T5,
+    TILED,
+    Words,
+)
 
 _WINDOW = 16  # positions that a layer with a window sees
 
@@ -155,7 +169,7 @@ def _text(family: str, folder: Path, seed: int) -> None:
     save_checkpoint(folder, random_model(getattr(makes, model), config, seed), tokenizer)
 
 
-def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) -> None:
+def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int, **text: Any) -> None:
     """Writes a checkpoint for images of at least 16 pixels a side. Each layer of the encoder sees the whole image,
     except that the first layer of Qwen2.5-VL sees windows.
     """
@@ -164,10 +178,11 @@ def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) 
 
     tokenizer = QWEN_VISION.make()
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
+    text = {**text_settings(tokenizer), "rope_parameters": rope, **text}
     written = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     ids = {f"{place}_token_id": tokenizer.convert_tokens_to_ids(f"<|{word}|>") for place, word in written.items()}
     config = getattr(transformers, f"{name}Config")(
-        text_config={**text_settings(tokenizer), "rope_parameters": rope},
+        text_config=text,
         vision_config={"depth": 2, "num_heads": 2, "patch_size": 8, **vision},
         **ids,
     )
@@ -184,6 +199,18 @@ _WINDOWED = {
     "window_size": 32,
     "fullatt_block_indexes": [1],
     "out_hidden_size": HIDDEN,
+}
+_DEEP = {  # what the first and the third layer make goes to the first two layers of the decoder
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "out_hidden_size": HIDDEN,
+    "depth": 3,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 2],
+}
+_INTERLEAVED = {
+    "rope_parameters": {"rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+    "head_dim": 16,
 }
 _TOWER = {
     "hidden_size": 32,
@@ -210,6 +237,23 @@ def _llava(folder: Path, seed: int) -> None:
     save_checkpoint(folder, random_model(LlavaForConditionalGeneration, config, seed), tokenizer)
     make: Any = CLIPImageProcessorPil
     make(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
+
+
+def _gemma3_vision(folder: Path, seed: int) -> None:
+    """Writes a checkpoint with 9 embeddings for each image, more than a window has room for beside them."""
+    makes, tokenizer = classes(), GEMMA_VISION.make()
+    ids = {f"{name}_index": tokenizer.convert_tokens_to_ids(token) for name, token in GEMMA_MARKS.items()}
+    config = makes.Gemma3Config(
+        text_config={**text_settings(tokenizer), **_TEXT["gemma3"][3], "sliding_window": 12},
+        vision_config={"model_type": "siglip_vision_model", **_TOWER, "image_size": 48, "vision_use_head": False},
+        mm_tokens_per_image=9,
+        **ids,
+    )
+    save_checkpoint(folder, random_model(makes.Gemma3ForConditionalGeneration, config, seed), tokenizer)
+    make: Any = importlib.import_module(
+        "transformers.models.gemma3.image_processing_pil_gemma3"
+    ).Gemma3ImageProcessorPil
+    make(size={"height": 48, "width": 48}).save_pretrained(folder)
 
 
 def _tiled(name: str, folder: Path, seed: int) -> None:
@@ -314,6 +358,8 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     **{family: partial(_text, family) for family in _TEXT},
     "qwen2_vl": partial(_qwen_vision, "Qwen2VL", {"embed_dim": 32, "hidden_size": HIDDEN}),
     "qwen2_5_vl": partial(_qwen_vision, "Qwen2_5_VL", _WINDOWED),
+    "qwen3_vl": partial(_qwen_vision, "Qwen3VL", _DEEP, **_INTERLEAVED),
+    "gemma3_vision": _gemma3_vision,
     "llava": _llava,
     "idefics3": partial(_tiled, "Idefics3"),
     "smolvlm": partial(_tiled, "SmolVLM"),

@@ -139,6 +139,11 @@ TILED = Words(
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
     media="<image>",
 )
+GEMMA_MARKS = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
+GEMMA_VISION = evolve(
+    GEMMA.with_media(*GEMMA_MARKS.values(), media="<start_of_image>"),
+    named={**GEMMA.named, "extra_special_tokens": GEMMA_MARKS},
+)
 BART = Words(
     special=("<s>", "<pad>", "</s>"),
     named={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},

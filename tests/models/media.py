@@ -30,6 +30,8 @@ _HEARD = {
 PLACEHOLDERS = {  # one item, as a user writes it
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "gemma3_vision": "<start_of_image>",
     "llava": "<image>",
     "idefics3": "<image>",
     "smolvlm": "<image>",
@@ -42,6 +44,8 @@ HEARING = ("qwen2_audio", *SPEECH, *TOWERS)
 _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLProcessor", {"video_processor": None}),
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", {"video_processor": None}),
+    "qwen3_vl": ("Qwen3VLProcessor", {"video_processor": None}),
+    "gemma3_vision": ("Gemma3Processor", {"image_seq_length": 9}),
     "llava": (
         "LlavaProcessor",
         {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
@@ -139,7 +143,8 @@ def make_processor(name: str, folder: Path) -> Any:
         found.__class__ = type("Lenient", (type(found),), {"validate_inputs": lambda self, **given: None})
         return found
     class_name, options = _PROCESSORS[name]
-    wanted = getattr(importlib.import_module(f"transformers.models.{name}.processing_{name}"), class_name)
+    module = name.removesuffix("_vision")
+    wanted = getattr(importlib.import_module(f"transformers.models.{module}.processing_{module}"), class_name)
 
     class Processor(wanted):  # type: ignore[misc, valid-type]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:

@@ -37,6 +37,8 @@ CASES = [
     ("qwen2_vl", {"quantization": "int8"}),
     ("qwen2_audio", {}),
     ("llava", {}),
+    ("qwen3_vl", {}),
+    ("gemma3_vision", {}),
     ("smolvlm", {"quantization": "int8"}),
     ("qwen3_asr", {"quantization": "int8"}),
     *((name, {}) for name in (*SPEECH, *TOWERS)),

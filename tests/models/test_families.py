@@ -24,7 +24,7 @@ from ..checkpoints.speech_families import SPEECH_MAKERS
 from .media import PLACEHOLDERS, Checkpoint, make_preparer
 
 MULTIMODAL = tuple(PLACEHOLDERS)
-MROPE = ("qwen2_vl", "qwen2_5_vl")
+MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 Opened = Callable[[str], Checkpoint]
 
 

@@ -85,11 +85,11 @@ def test_spans_hold_the_placeholders_of_their_item_and_nothing_else(checkpoint: 
     mark = checkpoint.placeholder
     prepared = checkpoint.prepare(f"{mark} and {mark}{mark}", checkpoint.items(0, 1, 2))
     places = [place for item in prepared.items for span in item.spans for place in range(*span)]
-    wanted = [at for at, token in enumerate(prepared.token_ids) if token == checkpoint.preparer.placeholder_id]
+    wanted = [at for at, token in enumerate(prepared.token_ids) if token == checkpoint.preparer.embedded_id]
     assert places == wanted
     for item in prepared.items:
         assert sum(stop - start for start, stop in item.spans) == item.embeddings
-        assert item.size == item.embeddings * HIDDEN * 4
+        assert item.size == item.embeddings * (1 + checkpoint.family.deeper(checkpoint.config)) * HIDDEN * 4
 
 
 def test_an_image_that_is_not_cut_has_one_span(opened: Opened, tmp_path: Path) -> None:

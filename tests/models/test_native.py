@@ -431,19 +431,22 @@ def plans(draw: st.DrawFn) -> Rows:
     positions: list[int] = []
     chunks: list[tuple[int, int, int, int]] = []
     tables: list[int] = []
+    lasts: list[int] = []  # the last position of each row's chunk
     for first, length in draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=3)):
         positions += range(first, first + length)
+        lasts += [first + length - 1] * length
         chunks.append((length, len(tables), 0, 0))
         pages = -(-(first + length) // 16)
         tables += draw(st.lists(st.integers(0, PAGES - 1), min_size=pages, max_size=pages))
     wanted = draw(st.lists(st.integers(0, len(positions) - 1), max_size=3))
+    seen = draw(st.sampled_from([[], positions.copy(), lasts]))
     for _ in range(draw(st.integers(0, 2))):
-        told = draw(st.sampled_from([positions, tables, wanted]))
+        told = draw(st.sampled_from([positions, tables, wanted, seen]))
         if told:
             told[draw(st.integers(0, len(told) - 1))] = draw(NUMBERS)
     if draw(st.booleans()):
         chunks[draw(st.integers(0, len(chunks) - 1))] = draw(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS))
-    return Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted)
+    return Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted, seen=seen)
 
 
 @functools.cache
@@ -510,6 +513,10 @@ def is_plan(rows: Rows, page_size: int = 16) -> bool:
             not 0 <= first <= first + length - 1 < POSITIONS
             or (first + length - 1) // page_size >= len(rows.tables) - begin
         ):
+            return False
+        seen, last = rows.seen[at : at + length], first + length - 1
+        least = map(max, rows.positions[at : at + length], (0, *seen[:-1])) if seen else ()
+        if not all(low <= one <= last for low, one in zip(least, seen, strict=True)):
             return False
         at += length
     return at == count
@@ -646,6 +653,17 @@ def test_pieces_of_a_step_have_their_own_pages() -> None:
         for sequence, found in zip(sequences, together, strict=True):
             expected = module("llama")(torch.tensor([sequence.tokens])).logits[0, -1:]
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
+def test_rows_that_see_each_other_are_in_one_piece() -> None:
+    rows = Rows(
+        positions=range(12), chunks=[(12, 0, 0, 0)], tables=(0, 1), wanted=(), seen=[0, 1, *[6] * 5, *range(7, 12)]
+    )
+    pieces = list(rows.pieces(6, 6))
+    assert [(start, stop) for start, stop, _, _ in pieces] == [(0, 2), (2, 8), (8, 12)]
+    assert [list(piece.seen) for _, _, piece, _ in pieces] == [[0, 1], [*[6] * 5, 7], [8, 9, 10, 11]]
+    with pytest.raises(AssertionError, match="more than 4 rows see each other"):
+        list(rows.pieces(4, 6))
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from attrs import evolve
 
 from triolet.core.errors import UnsupportedModel
 from triolet.core.model import LayerKV
@@ -20,14 +21,14 @@ from triolet.models.memory.rows import Rows
 HEAD, VALUE = 8, 5
 
 
-def textbook(queries, keys, values, *, start, scale, window, softcap, sinks=None):
+def textbook(queries, keys, values, *, start, scale, window, softcap, sinks=None, seen=()):
     """[rows, heads, value_dim] of one sequence, row by row; the first row is at position ``start``."""
     repeats = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
     rows = []
     for offset, query in enumerate(queries):
-        stop = start + offset + 1
-        first = 0 if window is None else max(0, stop - window)
+        stop = (seen[offset] if seen else start + offset) + 1
+        first = 0 if window is None else max(0, start + offset + 1 - window)
         scores = torch.einsum("hd,phd->hp", query, keys[first:stop]) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -59,12 +60,15 @@ class Sequences:
     def draw(self, rows, heads, size=HEAD):
         return torch.randn(rows, heads, size, generator=self.generator)
 
-    def step(self, lengths, **options):
-        """Feeds ``lengths`` (by sequence); the greatest difference from the textbook."""
+    def step(self, lengths, mutual=0, **options):
+        """Feeds ``lengths`` (by sequence); the greatest difference from the textbook. In each chunk ``mutual`` rows see
+        each other."""
         chunks = [self._slice(sequence, length) for sequence, length in lengths.items()]
         self.random.shuffle(chunks)
         self.paged.enter(chunks)
         layout = Rows.of(chunks, (), self.paged.page_size)
+        seen = [last for index in layout.order for last in self._seen(chunks[index], mutual)]
+        layout = evolve(layout, seen=seen if mutual else ())
         rows = sum(lengths.values())
         queries, keys, values = (
             self.draw(rows, self.heads),
@@ -85,10 +89,16 @@ class Sequences:
                 self.values[part.sequence_id],
                 start=part.start,
                 scale=0.4,
+                seen=layout.seen[mine],
                 **options,
             )
             apart = max(apart, float((attended[mine] - told).abs().max()))
         return apart
+
+    def _seen(self, part, mutual):
+        first = self.random.randrange(part.length)
+        stop = min(first + mutual, part.length)
+        return [part.start + (stop - 1 if first <= row < stop else row) for row in range(part.length)]
 
     def _slice(self, sequence, length):
         start = len(self.keys.get(sequence, ()))
@@ -127,6 +137,15 @@ def test_it_is_the_textbooks(monkeypatch, limits, window, softcap, heads, sunk):
     sinks = 3 * sequences.draw(1, 1, heads[0])[0, 0] if sunk else None
     for lengths in steps:
         assert sequences.step(lengths, window=window, softcap=softcap, sinks=sinks) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_rows_that_see_each_other_see_the_others_behind_them(monkeypatch, window):
+    """Within their window, in chunks of all kinds, which may be cut into pieces."""
+    monkeypatch.setattr(module, "_PIECE", 9)
+    sequences = Sequences(4, 4, 2, seed=3)
+    for lengths in ({0: 3, 1: 23, 2: 40}, {0: 19, 1: 3, 2: 1, 3: 1}, {0: 30, 1: 3, 2: 17}):
+        assert sequences.step(lengths, mutual=12, window=window, softcap=None) < 1e-5
 
 
 def test_spans_are_bounded_and_hold_similar_contexts():

@@ -21,7 +21,7 @@ void check(bool right, const char* promise, uint32_t seed) {
 }
 
 struct Plan {
-    std::vector<int32_t> positions, chunks, tables, wanted, tokens, types;
+    std::vector<int32_t> positions, chunks, tables, wanted, tokens, types, seen;
     std::vector<Draw> draws;
     std::vector<Edit> edits;
     std::vector<Found> found;
@@ -45,7 +45,7 @@ struct Plan {
                 positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
                 types.empty() ? nullptr : types.data(),
                 draws.empty() ? nullptr : draws.data(), edits.data(), bans.data(), found.data(), allowed.data(),
-                states.data(), copies.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
+                seen.empty() ? nullptr : seen.data(), states.data(), copies.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
                 (int)copies.size() / 2};
     }
 };
@@ -249,6 +249,8 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
         const int second = m.pages ? (int)plan.tables.size() : c && !m.state && draw.one_in(2);
         plan.chunks.insert(plan.chunks.end(), {rows, second, slot, length});
         for (int i = 0; i < rows; i++) plan.positions.push_back(first + i);
+        const int apart = draw.upto(1, rows);  // rows before it see up to it
+        for (int i = 0; i < rows; i++) plan.seen.push_back(i < apart ? first + apart - 1 : first + i);
         for (int i = 0; m.pages && i <= (first + rows - 1) / m.page_size; i++)
             plan.tables.push_back(draw.upto(0, m.pages - 1));
     }
@@ -264,7 +266,9 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
         plan.add(wish);
     }
     for (int i = m.pages ? draw.upto(0, 2) : 0; i--;) plan.copies.insert(plan.copies.end(), {2 * i, 2 * i + 1});
+    if (draw.one_in(2)) plan.seen.clear();
     step = plan.step(draw.of({WHOLE, WHOLE, HEADLESS, HEAD}));
+    if (!plan.seen.empty()) plan.seen.resize(m.most_rows), step.seen = plan.seen.data();
     plan.positions.resize(m.most_rows);
     plan.wanted.resize(m.most_rows);
     plan.chunks.resize(4 * m.most_rows);
@@ -292,11 +296,12 @@ int broken_plans(uint32_t seed, int count) {
         for (int j = 0; j < m.most_rows * made.widths[0]; j++) opened.buffers[0].data[j] = draw.value();
         const Step whole = step;
         std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables,
-                                          &plan.wanted,    &plan.tokens, &plan.types};
+                                          &plan.wanted,    &plan.tokens, &plan.types, &plan.seen};
         int32_t* counts[] = {&step.rows, &step.wanted_count, &step.chunk_count, &step.table_size, &step.part};
-        const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count, whole.rows, whole.rows};
+        const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count, whole.rows, whole.rows,
+                            step.seen ? whole.rows : 0};
         for (int changes = draw.upto(0, 3); changes--;) {
-            const int which = draw.upto(0, 5);
+            const int which = draw.upto(0, 6);
             const bool counted = draw.one_in(3) || !used[which];
             int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
             number = other(draw, number);

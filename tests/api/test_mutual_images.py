@@ -1,0 +1,141 @@
+"""Images whose rows see each other, as those of Gemma 3: a chunk, a prefix or a failed step may end within an image,
+and no token or bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+from PIL import Image
+
+from triolet import Engine, EngineConfig, SamplingParams
+from triolet.models.blueprints.read import read_blueprint
+from triolet.models.native.library import Library
+from triolet.models.networks.network import Feed
+from triolet.models.sampler import Sampler
+
+from ..checkpoints.checkpoints import rewrite
+from ..checkpoints.families import make_checkpoint
+from ..models.media import Checkpoint, picture
+
+IMAGE = "<start_of_image>"
+TOKENS = 8
+ASKS = (  # prompts, and numbers of images
+    (f"see {IMAGE} and {IMAGE}: which is larger?", (1, 2)),
+    (f"the cat {IMAGE}", (1,)),
+    (f"{IMAGE}{IMAGE} and the dog", (2, 2)),
+    (f"see {IMAGE} and {IMAGE}: why?", (1, 2)),
+    ("mice on mats", ()),
+)
+Bits = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open("gemma3_vision", make_checkpoint("gemma3_vision", tmp_path_factory.mktemp("model")))
+
+
+def images(numbers: Sequence[int]) -> list[Image.Image]:
+    return [picture(30 + number, 50, number) for number in numbers]
+
+
+def expected(checkpoint: Checkpoint, prompt: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    inputs = (
+        checkpoint.process(prompt, images(numbers)) if numbers else checkpoint.tokenizer(prompt, return_tensors="pt")
+    )
+    options: dict[str, Any] = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
+    with torch.inference_mode():
+        tokens = checkpoint.reference.generate(**inputs, **options, eos_token_id=None)
+    return tuple(tokens[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+async def answers(folder: Path, *, together: bool, **changes: Any) -> list[Bits]:
+    found: dict[int, Bits] = {}
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logprobs=1)
+
+    async def ask(engine: Engine, number: int) -> None:
+        prompt, numbers = ASKS[number]
+        given = {"images": images(numbers)} if numbers else {}
+        told = await engine.generate(prompt, sampling=sampling, **given)
+        found[number] = told.token_ids, tuple(told.logprobs)
+
+    config = EngineConfig(**{"device": "cpu", "dtype": "float32", "verify": True, **changes})
+    async with Engine(folder, config=config) as engine, trio.open_nursery() as nursery:
+        for number in range(len(ASKS)):
+            if together:
+                nursery.start_soon(ask, engine, number)
+            else:
+                await ask(engine, number)
+    return [found[number] for number in range(len(ASKS))]
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_chunks_that_end_within_an_image_change_no_token(
+    native: bool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor, where the library computes, a bit: chunks of 5 rows, for images of 9, and pages of 4."""
+    if not native:
+        monkeypatch.setattr(Library, "load", classmethod(lambda _: None))
+    tokens = [expected(checkpoint, *ask) for ask in ASKS]
+    alone = await answers(checkpoint.folder, together=False, prefix_caching=False)
+    assert [found for found, _ in alone] == tokens
+    for changes in ({"max_step_tokens": 5, "page_size": 4}, {"max_step_tokens": 23, "page_size": 8, "max_running": 3}):
+        cut = await answers(checkpoint.folder, together=True, **changes)
+        assert [found for found, _ in cut] == tokens
+        assert cut == alone or not (native and Library.load())
+
+
+async def test_steps_that_fail_within_an_image_change_no_token(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each second step that reads some of an image raises after its work."""
+    answer, seen = Sampler._choose, list[int]()
+
+    def flaky(sampler: Sampler, feeds: Sequence[Feed], *rest: Any) -> Any:
+        found = answer(sampler, feeds, *rest)
+        if any(
+            one.touches(feed.part.start, feed.part.start + feed.part.length)
+            for feed in feeds
+            for one in feed.record.start.placeholders
+        ):
+            seen.append(len(feeds))
+            if len(seen) % 2:
+                raise RuntimeError("a cosmic ray")
+        return found
+
+    monkeypatch.setattr(Sampler, "_choose", flaky)
+    cut = await answers(checkpoint.folder, together=True, max_step_tokens=7, page_size=4)
+    assert [found for found, _ in cut] == [expected(checkpoint, *ask) for ask in ASKS]
+    assert len(seen) > 4
+
+
+async def test_a_prefix_that_ends_within_an_image_is_shared_up_to_there(checkpoint: Checkpoint) -> None:
+    """What is cached of an image was computed with all of it."""
+    config = EngineConfig(device="cpu", dtype="float32", page_size=8, verify=True, speculation=None)
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    async with Engine(checkpoint.folder, config=config) as engine:
+        begin = next(f"{'a ' * count}{IMAGE}" for count in range(8) if (_placed(checkpoint, count) + 3) % 8 == 0)
+        for tail, cached in ((" saw this", 0), ("? no", 1)):
+            before = engine.statistics().requests.tokens_cached
+            told = await engine.generate(begin + tail, images=images([1]), sampling=sampling)
+            assert told.token_ids == expected(checkpoint, begin + tail, [1])
+            prepared = checkpoint.prepare(begin + tail, images([1]))
+            (span,) = prepared.items[0].spans
+            stop = engine.statistics().requests.tokens_cached - before
+            assert (span[0] < stop < span[1]) == bool(cached), (stop, span)
+
+
+def test_images_of_more_rows_than_a_call_of_the_library_has_are_read_by_torch(tmp_path: Path) -> None:
+    folder = make_checkpoint("gemma3_vision", tmp_path)
+    rewrite(folder / "config.json", mm_tokens_per_image=289)
+    told = read_blueprint(folder, EngineConfig(device="cpu", dtype="float32")).not_native()
+    assert told == "289 rows of an image see each other; known: up to 256"
+
+
+def _placed(checkpoint: Checkpoint, count: int) -> int:
+    prepared = checkpoint.prepare(f"{'a ' * count}{IMAGE}", images([1]))
+    return int(prepared.items[0].spans[0][0])
