@@ -11,7 +11,7 @@ from .events import StepBegun
 
 @define(eq=False)
 class StateBooks:
-    """Which request has which states, by the steps that were sent. A request has the states of its last step until it
+    """The states that requests have, by the steps that were sent. A request has the states of its last step until it
     stops running (`drop`), and those of a step in flight in any case."""
 
     _owners: dict[int, str] = field(factory=dict, init=False)
