@@ -18,6 +18,7 @@ namespace {
 #include "attention.h"
 #include "whole.h"
 #include "tokens.h"
+#include "recurrence.h"
 
 // ---------------------------------------------------------------- norms
 
@@ -82,6 +83,9 @@ void finish_panel(const Operation& o, float* to, int width, int first, int panel
         if (is_gated(o)) {
             V value = load(gated + i);
             if (m.bias) value += load(m.bias + (panel + apart) * PANEL + i);
+            const float factor = o.soft_cap == 0.0f ? 1.0f : o.soft_cap;
+            if (o.ending == GATED) v *= factor;
+            else value *= factor;
             if (o.ending == GATED && o.cap > 0.0f) {
                 const V most = all(o.cap), least = all(-o.cap);
                 v = v > most ? most : v;
@@ -250,10 +254,12 @@ Share share_of(const Engine& e, int phase) {
     const bool head = index / 2 == e.model.count - 1;
     if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
     if (o.kind == ROUTE) return {index % 2 ? 1 : rows, 1};
+    if (index % 2 == 0 && o.kind == RECUR) return {rows, BLOCK};
     if (index % 2 == 0 && o.kind == EXPERTS) return {rows * o.heads, 2};
     if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(e.owned), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
-    if (o.kind == CONVOLVE) return {e.sequences.batch_count * panels_of(e.model.buffers[o.from].width), 1};
+    if (o.kind == CONVOLVE) return {e.sequences.batch_count * panels_of(o.size ? o.size : e.model.buffers[o.from].width), 1};
+    if (o.kind == RECUR) return {e.sequences.count * o.heads * panels_of(o.size), rows > BLOCK ? 1 : 4};
     if (o.kind == ATTEND_ALL) return {o.heads * chunks_of(e, o).batch_count, chunks_of(e, o).batch_count > BLOCK ? 4 : 1};
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
@@ -309,6 +315,10 @@ void run(Engine& e, int number, int thread, uint32_t round) {
                 index % 2 ? attend_all(e, o, thread, at) : gather(e, o, thread, at);
             } else if (o.kind == LOOKUP) {
                 look_up(e, o, at);
+            } else if (o.kind == RECUR) {
+                index % 2 ? recur(e, o, at) : prepare_recurrence(e, o, at);
+            } else if (o.kind == GATE) {
+                gate(e, o, at);
             } else if (o.kind == KEEP) {
                 keep(e, o, at);
             } else if (o.kind == RECALL) {

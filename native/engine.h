@@ -54,6 +54,7 @@ static inline int pairs_of(int inputs) { return (inputs + 1) / 2; }
 static inline size_t pairs_bytes(int inputs) { return ((size_t)pairs_of(inputs) * 4 + 63) / 64 * 64; }
 struct Chance { float value; int64_t expert; };
 void route(const float* logits, const Operation&, float* weights, int32_t* asked, Chance* all);
+void temper(const Operation&, float* numbers);
 
 // A row of inputs in int8, [groups][GROUP], its groups' scales, and what is added to their products
 static inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }

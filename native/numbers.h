@@ -107,6 +107,7 @@ inline V activated(V x, int activation) {
         case GELU_TANH: return 0.5f * x * (1.0f + tanh_of(0.79788456080286536f * (x + 0.044715f * x * x * x)));
         case SIGMOID: return 1.0f / (1.0f + exponential(-x));
         case QUICK_GELU: return x / (1.0f + exponential(-1.702f * x));
+        case RELU_SQUARED: return x > 0.0f ? x * x : (V){};
         default: return x > 0.0f ? x : (V){};
     }
 }

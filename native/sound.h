@@ -38,6 +38,27 @@ static inline bool is_routed(const Operation& o, const Model& m, int64_t from, i
     return within(o.distance_count, 0, from) && inputs + (asked - 1) * o.distance_count <= from && (o.norm == NO_NORM || (o.gain && inputs % 16 == 0));
 }
 
+static inline int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t state_numbers(const Operation& o) {
+    const int64_t columns = (int64_t)o.heads * panels_of(o.size) * PANEL;
+    return columns > MOST ? columns : columns * o.distance_count;
+}
+
+// Of recurrences, whose states `stated` checks, and of gates
+static inline bool is_recurrent(const Operation& o, const Model& m, int64_t from, int64_t to) {
+    if (o.wanted || !within(o.table, 0, m.buffer_count - 1) || !within(o.heads, 1, MOST) || !within(o.size, 1, MOST)) return false;
+    const int64_t values = (int64_t)o.heads * o.size, left = m.buffers[o.table].width;
+    if (values > to || !within(o.column, 0, from) || values > from - o.column || !within(o.ahead, 0, left)) return false;
+    if (o.kind == GATE) {
+        if (o.distance_count != 1 && o.distance_count != o.size) return false;
+        return (int64_t)o.heads * o.distance_count <= left - o.ahead && (o.norm == NO_NORM || o.gain);
+    }
+    if (!within(o.kv_heads, 1, o.heads) || o.heads % o.kv_heads || !within(o.distance_count, 1, MOST)) return false;
+    if ((int64_t)o.heads * panels_of(o.size) * m.most_rows > INT32_MAX) return false;
+    return m.pages && o.to != o.from && o.to != o.table && o.gain && o.shift && 2 * (int64_t)o.heads <= left - o.ahead &&
+           2 * (int64_t)o.kv_heads * o.distance_count <= from - o.column - values;
+}
+
 static inline bool is_sound(const Operation& o, const Model& m) {
     if (!within(o.from, 0, m.buffer_count - 1) || !within(o.to, 0, m.buffer_count - 1)) return false;
     const int64_t from = m.buffers[o.from].width, to = m.buffers[o.to].width;
@@ -45,9 +66,13 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     const auto normed = [&](int64_t width) { return o.gain && width % 16 == 0; };
     const auto stated = [&](int64_t numbers) { return within(o.place, 0, m.state) && numbers <= m.state - o.place; };
     if (o.kind == NORM || o.kind == NORM_ADD) return normed(from) && from <= to;
-    if (o.kind == CONVOLVE)
-        return normed(from) && from <= to && o.from != o.to && o.shift && o.distance_count >= 1 &&
-               within(o.window, 0, o.distance_count - 1) && (!m.kept || (o.window <= m.kept && stated(o.window * from)));
+    if (o.kind == CONVOLVE) {
+        const int64_t width = o.size ? o.size : from;
+        return within(o.column, 0, from) && within(width, 1, least_of(from - o.column, to)) && normed(width) && o.from != o.to &&
+               o.shift && o.distance_count >= 1 && within(o.window, 0, o.distance_count - 1) &&
+               (!m.kept || (o.window <= m.kept && stated(o.window * width)));
+    }
+    if (o.kind == RECUR || o.kind == GATE) return is_recurrent(o, m, from, to) && (o.kind == GATE || stated(state_numbers(o)));
     if (o.kind == KEEP)
         return within(o.column, 0, from) && within(o.size, 1, from - o.column) && within(o.window, 1, m.kept) &&
                stated((int64_t)o.window * o.size);
@@ -90,8 +115,9 @@ static inline bool is_sound(const Operation& o, const Model& m) {
 static inline bool is_sound(const Model& m) {
     for (int number : {m.count, m.buffer_count, m.most_rows, m.positions, m.block, m.pages ? m.page_size : 1})
         if (!within(number, 1, MOST)) return false;
-    for (int number : {m.turns_count, m.layers, m.pages, m.slots, m.embeddings, m.state, m.kept, m.kept_rows})
+    for (int number : {m.turns_count, m.layers, m.pages, m.slots, m.embeddings, m.kept, m.kept_rows})
         if (!within(number, 0, MOST)) return false;
+    if (!within(m.state, 0, 1 << 30)) return false;
     for (int i = 0; m.pages && i < m.layers; i++)  // pages may be copied, whatever the operations are
         if (!m.kv || !within(m.kv[i].width, 0, MOST) || (m.kv[i].width && !m.kv[i].pages)) return false;
     if (!within(m.threads, 1, MOST_THREADS) || !within(m.kv_format, FLOAT32, BFLOAT16)) return false;

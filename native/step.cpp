@@ -208,7 +208,7 @@ Fault admit(Engine& e, const Step& plan) {
     const auto add = [&m](Chunks& all, const Chunk& one) {
         // rows of two blocks see different rows; where a state is, a batch that began elsewhere had other sums
         for (int i = 0, most; i < one.rows; i += most) {
-            most = std::min({BATCH, one.rows - i, m.block > 1 || m.kept ? m.block - i % m.block : BATCH});
+            most = std::min({BATCH, one.rows - i, m.block > 1 || (m.kept && !m.pages) ? m.block - i % m.block : BATCH});
             all.batches[all.batch_count++] = {one.row + i, most, all.count, 0};
         }
         std::fill_n(all.owners + one.start, one.kept + one.rows, all.count);
@@ -233,6 +233,7 @@ Fault admit(Engine& e, const Step& plan) {
             e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table, 0};
         float* state = m.state && plan.states ? plan.states[c] : nullptr;
         const int kept = m.state ? length : 0;
+        if (m.state && m.pages && !state) return BAD_SLOT;
         if (m.state && (!within(kept, 0, std::min(m.kept, m.kept_rows - (e.owned - row))) || (!state && (kept || !m.kept)))) return BAD_SLOT;
         const Chunk own{row, count, kept, e.owned, state, nullptr};
         const bool begins = m.pages || !table, ends = m.pages || c + 1 == plan.chunk_count || !chunk[5];
@@ -357,6 +358,22 @@ void route(const float* logits, const Operation& o, float* weights, int32_t* ask
         together += weights[i] = chance(asked[i]);
     }
     for (int i = 0; o.together && i < chosen; i++) weights[i] /= std::max(together, o.epsilon);
+}
+
+// The strength and the decay of each head of a row, in place
+void temper(const Operation& o, float* numbers) {
+    const auto softplus = [](double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); };
+    for (int h = 0; h < o.heads; h++) {
+        float &strength = numbers[h], &decay = numbers[o.heads + h];
+        if (o.delta) {
+            strength = (float)(1.0 / (1.0 + std::exp(-(double)strength)));
+            decay = (float)std::exp(o.gain[h] * softplus((double)decay + o.shift[h]));
+            continue;
+        }
+        const double step = softplus((double)strength * o.soft_cap + o.shift[h]);
+        strength = std::min(std::max((float)step, o.epsilon), o.cap);
+        decay = (float)std::exp((double)o.gain[h] * strength);
+    }
 }
 
 extern "C" {

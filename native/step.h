@@ -13,12 +13,12 @@ static inline bool is_int8(int format) { return format == INT8 || format == INT8
 static inline bool is_narrowed(int format) { return is_int8(format) || format == PAIRS; }  // inputs become smaller, too
 enum Kind : int32_t {
     NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
-    KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14, COPY = 15
+    KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14, COPY = 15, RECUR = 16, GATE = 17
 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5, ADD_ACTIVATED = 6 };
-enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SIGMOID = 4, QUICK_GELU = 5 };
+enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SIGMOID = 4, QUICK_GELU = 5, RELU_SQUARED = 6 };
 enum Choice : int32_t { NOTHING = 0, TOKEN = 1, BEAM = 2 };
 enum Change : int32_t { ADDED = 0, SCALED = 1, REPLACED = 2 };
 enum Fault : int32_t {
@@ -40,14 +40,15 @@ struct Matrix {
 struct Operation {
     int32_t kind, from, to;  // buffers that are read and written
     int32_t wanted;          // 1: over the rows whose logits are wanted, else over all; 2: the same, which lie side by side in ``from``
-    // NORM, LINEAR, NORM_ADD, EXPERTS: of what is read. NORM and CONVOLVE: then the activation, if ``ending`` is ACTIVATED
+    // NORM, LINEAR, NORM_ADD, EXPERTS, GATE: of what is read. NORM and CONVOLVE: then the activation, if ``ending`` is ACTIVATED
     int32_t norm;
     float epsilon;
     const float *gain, *shift;  // [width]
     // LINEAR, LOOKUP. The latter writes the weights of each row's token, as many as there are inputs, by ``scale``, and
     // adds the numbers of its position, ``shift`` [distance_count][inputs], and those of its type, ``gain`` [heads]
     // [inputs], if there are some.
-    // GATED: the first half of the panels are gates, the other what they are multiplied with. GATED_BY: reversed.
+    // GATED: the first half of the panels are gates, times ``soft_cap`` if that is not 0, the other what they are
+    // multiplied with. GATED_BY: reversed.
     // GATED with a ``cap``: gates are at most that, and the others, to which 1 is added, within it on both sides
     const Matrix* matrix;
     int32_t ending, activation;
@@ -61,7 +62,8 @@ struct Operation {
     // ATTEND_ALL: each row attends to all rows of its sequence, before it and behind it, whose queries, keys and values
     // are in ``from``
     // CONVOLVE: each number of a row by its neighbours in ``distance_count`` rows of the sequence, ``window`` of them
-    // before the row, by ``gain`` [distance_count][width], plus ``shift``
+    // before the row, by ``gain`` [distance_count][width], plus ``shift``: of `size` numbers from ``column`` on, or of all, if
+    // `size` is 0
     // ATTEND_ALL, CONVOLVE: the rows of a chunk's state, at ``place``, stand before the chunk's: [kept] keys and values
     // [2][heads][size], or [window][width]. KEEP: the last ``window`` of these rows and of the chunk's, of which the
     // ``size`` numbers from ``column`` on are meant, become the state's
@@ -75,6 +77,19 @@ struct Operation {
     // COPY: of a row, [heads][size] numbers, `window` apart from `column` on, to places `ahead` apart from `place` on, by
     // ``scale``: stored, added to what is there, or GATED: multiplied with it
     // MIX: the sum of [heads][size] of a row by its weights in the buffer `table`, by ``scale``: stored, or added
+    // RECUR: each head of a chunk has a state [distance_count][size], at ``place`` in blocks of PANEL of the `size` numbers,
+    // which row after row becomes decay * state + key * update; the row's output is query * state. Queries and keys
+    // [kv_heads][distance_count] and values [heads][size] are in ``from``, from ``column`` on, or in the reverse order if
+    // ``paired``; queries are multiplied with ``scale``. The buffer `table` has two numbers [2][heads] of a row, from ``ahead``
+    // on, which become strength and decay. They and ``from`` are changed.
+    // If ``delta``: strength is the sigmoid of the first number, decay e^(gain * softplus(second + shift)), queries and keys
+    // get the length 1 (by ``epsilon``), and update is strength * (value - key * decay * state) (Yang et al. 2024, "Gated
+    // Delta Networks"). Else: strength is softplus(first * soft_cap + shift), at least ``epsilon`` and at most ``cap``, decay
+    // e^(gain * strength), update strength * value, and ``query_gain`` [heads] * value is added to the output, if there
+    // is some (Dao and Gu 2024, "Mamba-2")
+    // GATE: [heads][size] of a row, from ``column`` on, by as many numbers of the buffer `table`, from ``ahead`` on, or by one
+    // for each head if ``distance_count`` is 1: these times ``scale``, activated if ``ending`` is ACTIVATED. ``norm`` is of each
+    // head: of the product, or, if ``paired``, of what is multiplied; ``gain`` is [size], or [heads][size] if ``together``
     int32_t layer, heads, kv_heads, size;
     int32_t value_size;                    // of a value of TURN and ATTEND; 0: ``size``
     int32_t turned;                        // dimensions of a head from ``place`` on that are turned, in halves; 0: none
@@ -88,7 +103,7 @@ struct Operation {
     int32_t together;                      // 1: all queries of a row have one norm, and all keys another one
     int32_t quantized;                     // 1: ATTEND_ALL multiplies in int8 in a sequence or chunk of LONG rows and more
     int32_t by_chunk;                      // ATTEND_ALL: 1: to the rows of the chunk alone
-    int32_t distance_count;
+    int32_t distance_count, delta;
     const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none.
                                            // ATTEND_ALL: from keys far before to far behind, the row's own in the middle
     // ATTEND_ALL: by how far a key is, as in ``distances``, a place, which never falls. To each score is added the row's
@@ -161,7 +176,8 @@ struct Step {
     const uint8_t* allowed;     // [allowed_size]
     const int32_t* seen;        // [rows] the last position that a row sees, which its chunk has and which never falls in
                                 // it; or none: its own
-    float* const* states;       // [chunk_count] of [state], each written; null: a chunk has none, if its model has `kept`
+    float* const* states;       // [chunk_count] of [state], each written; null: a chunk has none, if its model has `kept` and
+                                // no pages
     const int32_t* copies;      // [copy_count][2]: pages that are copied before all else, from one to another; none is both
     int32_t edit_count, ban_count, found_count, allowed_size, copy_count;
 };

@@ -219,14 +219,14 @@ void convolve(Engine& e, const Operation& o, int piece) {
     const Block& b = sequences.batches[piece % sequences.batch_count];
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
     const Chunk& chunk = sequences.of[b.table];
-    const int width = from.width, end = chunk.row + chunk.rows, panel = piece / sequences.batch_count * PANEL;
+    const int width = o.size ? o.size : from.width, end = chunk.row + chunk.rows, panel = piece / sequences.batch_count * PANEL;
     const int begin = chunk.row - least(chunk.kept, o.window);
     for (int c = panel; c < least(width, panel + PANEL); c += VL)
         for (int row = b.row; row < b.row + b.rows; row++) {
             V sum = load(o.shift + c);
             const int first = row - o.window;
             for (int at = most(first, begin); at < least(first + o.distance_count, end); at++) {
-                const float* x = at < chunk.row ? chunk.state + o.place + (int64_t)(at - begin) * width : from.data + (int64_t)at * width;
+                const float* x = at < chunk.row ? chunk.state + o.place + (int64_t)(at - begin) * width : from.data + (int64_t)at * from.width + o.column;
                 sum = fuse(load(x + c), load(o.gain + (at - first) * width + c), sum);
             }
             store(to.data + (int64_t)row * to.width + c, o.ending == ACTIVATED ? activated(sum, o.activation) : sum);

@@ -19,7 +19,7 @@ from ...core.errors import EngineError
 MOST_THREADS = 64
 """The largest number of threads, which is the number of counters that the library has."""
 
-_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid", "quick_gelu")
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "sigmoid", "quick_gelu", "relu2")
 ACTIVATIONS = {name: index for index, name in enumerate(_ACTIVATIONS)} | {"swish": 0, "gelu_new": 2}
 """Activations that the library computes, by their names in configurations."""
 
@@ -30,7 +30,7 @@ class Kind(IntEnum):
     """The kind of an operation."""
 
     NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP, CONVOLVE, KEEP, RECALL, LSTM = range(12)
-    ROUTE, EXPERTS, MIX, COPY = range(12, 16)
+    ROUTE, EXPERTS, MIX, COPY, RECUR, GATE = range(12, 18)
 
 
 class Norm(IntEnum):
@@ -108,6 +108,7 @@ class OperationData(Structure):
                 "quantized",
                 "by_chunk",
                 "distance_count",
+                "delta",
             )
         ),
         ("distances", c_void_p),

@@ -14,7 +14,7 @@ from attrs import asdict, define, field, frozen
 from torch import Tensor
 
 from .library import ACTIVATIONS, Ending, Kind, Norm, OperationData
-from .panels import Panels
+from .panels import PANEL, Panels
 
 MULTIPLE = 16  # rows that are normalized have a width that is a multiple of this number
 
@@ -102,6 +102,65 @@ class Attention:
         return cls(layer=0, heads=heads, kv_heads=heads, size=size, scale=scale, **others)
 
 
+@frozen(kw_only=True, eq=False)
+class Recurrence:
+    """Heads with a state each, which is changed from row to row. `native/step.h` says how (``RECUR``).
+
+    Args:
+        heads: the number of heads, which have values of ``size`` numbers each.
+        groups: the number of queries and keys, of ``depth`` numbers each; neighbouring heads share them.
+        first: the first of the 2 * ``heads`` numbers of gates. With the delta rule, they are strengths before decays;
+            without it, the second half is room.
+        decay, shift: float32 [heads], the factor of the logarithm of decays, and what is added to steps.
+        delta: True: what a state has of a key is replaced. False: values are added to it.
+        skip: float32 [heads], by which values are added to the outputs; ``None``: they are not.
+        scale: the factor of queries.
+        epsilon: of the norms of queries and keys, with the delta rule.
+        factor, least, most: of steps: their factor, the smallest and the largest one, without the delta rule.
+    """
+
+    heads: int
+    groups: int
+    size: int
+    depth: int
+    first: int
+    decay: Tensor
+    shift: Tensor
+    delta: bool
+    skip: Tensor | None = None
+    scale: float = 1.0
+    epsilon: float = 0.0
+    factor: float = 1.0
+    least: float = 0.0
+    most: float = 0.0
+
+
+@frozen(kw_only=True, eq=False)
+class Gate:
+    """Gates of heads with ``size`` numbers each.
+
+    Args:
+        column: the first number of a row that is multiplied.
+        first: the first gate.
+        whole: True: a head has one gate. False: it has one for each number.
+        scale: the factor of gates, before their activation.
+        activation: of gates; ``None``: there is none.
+        gain: float32 [size] or [heads * size], of a root mean square norm of each head; ``None``: there is no norm.
+        norm_first: True: the norm is of the numbers. False: it is of what they are multiplied to.
+    """
+
+    heads: int
+    size: int
+    column: int = 0
+    first: int = 0
+    whole: bool = False
+    scale: float = 1.0
+    activation: int | None = None
+    gain: Tensor | None = None
+    epsilon: float = 0.0
+    norm_first: bool = True
+
+
 @define(eq=False)
 class Program:
     """A list of operations that is written once, one operation after the other.
@@ -179,10 +238,12 @@ class Program:
         scale: float = 1.0,
         wanted: bool = False,
         experts: Mapping[str, int] | None = None,
+        gates_by: float = 1.0,
     ) -> None:
         """Multiplies each row with ``matrix``, and what comes out with ``scale``.
 
         Args:
+            gates_by: the factor of gates, before their activation.
             wanted: the source has only the wanted rows.
             experts: fields of an operation that multiplies with the matrices of a row's experts; ``None``: there is one
                 matrix for all rows.
@@ -199,8 +260,47 @@ class Program:
             activation=activation,
             cap=cap,
             scale=scale,
+            soft_cap=gates_by,
             **told,
         )
+
+    def recur(self, source: int, to: int, gates: int, recurrence: Recurrence) -> None:
+        """Changes the states of heads row after row, and writes what queries find in them. The program's model has
+        pages. The buffers ``source``, which has queries, keys and values from its first number on, and ``gates`` are
+        changed."""
+        one = recurrence
+        blocks = -(-one.size // PANEL)
+        self._add(
+            kind=Kind.RECUR,
+            source=source,
+            to=to,
+            table=gates,
+            place=self.add_state(one.heads * blocks * PANEL * one.depth),
+            heads=one.heads,
+            kv_heads=one.groups,
+            size=one.size,
+            distance_count=one.depth,
+            ahead=one.first,
+            paired=int(not one.delta),
+            delta=int(one.delta),
+            gain=self._kept(one.decay),
+            shift=self._kept(one.shift),
+            query_gain=self._kept(one.skip),
+            scale=one.scale,
+            epsilon=one.epsilon if one.delta else one.least,
+            cap=one.most,
+            soft_cap=one.factor,
+        )
+
+    def gate(self, source: int, to: int, gates: int, gate: Gate) -> None:
+        """Multiplies the numbers of heads in ``source`` with gates, which are numbers of the buffer ``gates``."""
+        one = gate
+        told: dict[str, Any] = {"heads": one.heads, "size": one.size, "column": one.column, "ahead": one.first}
+        told |= {"distance_count": 1 if one.whole else one.size, "scale": one.scale, **self._activated(one.activation)}
+        if one.gain is not None:
+            told |= {"norm": Norm.ROOT_MEAN_SQUARE, "gain": self._kept(one.gain), "epsilon": one.epsilon}
+            told |= {"paired": int(one.norm_first), "together": int(len(one.gain) != one.size)}
+        self._add(kind=Kind.GATE, source=source, to=to, table=gates, **told)
 
     def add(self, source: int, hidden: int, matrix: Panels, norm: Normed | None = None) -> None:
         """Adds the product with ``matrix`` to the buffer ``hidden``, whose sum then is normalized if there is a
@@ -303,19 +403,29 @@ class Program:
         self._keep(source, place, self.kept, width, 2 * width)
 
     def convolve(
-        self, source: int, to: int, taps: Tensor, shift: Tensor, *, before: int, activation: int | None
+        self,
+        source: int,
+        to: int,
+        taps: Tensor,
+        shift: Tensor,
+        *,
+        before: int,
+        activation: int | None,
+        column: int = 0,
     ) -> None:
         """Convolves each number of a row with those of the rows around it in its sequence.
 
         Args:
             taps: float32 [rows, width], for the rows around a row, the first one ``before`` rows before it.
             shift: float32 [width], added before the activation.
+            column: the first of the ``width`` numbers of a row.
         """
         told = {"gain": self._kept(taps), "shift": self._kept(shift), "distance_count": len(taps), "window": before}
+        told |= {"column": column, "size": taps.shape[1]}
         rows = min(before, self.kept)
         place = self.add_state(rows * taps.shape[1])
         self._add(kind=Kind.CONVOLVE, source=source, to=to, place=place, **told, **self._activated(activation))
-        self._keep(source, place, rows, 0, taps.shape[1])
+        self._keep(source, place, rows, column, taps.shape[1])
 
     def add_state(self, numbers: int) -> int:
         """Adds numbers to a chunk's state, and returns the place of the first one."""

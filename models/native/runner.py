@@ -117,7 +117,7 @@ class Runner:
             positions=positions,
             state=program.state,
             kept=program.kept,
-            kept_rows=states * program.kept,
+            kept_rows=(states if keys_values is None else rows) * program.kept,
             block=program.block,
         )
         layers = bytearray()

@@ -75,6 +75,7 @@ struct Made {
     int part;                       // rows of each chunk of a joined sequence without a state
     bool stated;                    // and are fed part by part: they see some blocks before their own
     bool recurrent;                 // neither of both, and each row has the state after the one before
+    bool carried;                   // paged, and layers have recurrent parts
     int block = 1, kept = 0, state = 0;
     const uint8_t* cross = nullptr;
     std::vector<float> slots;       // what they hold
@@ -144,8 +145,8 @@ struct Made {
         Operation& o = add(LINEAR, from, to);
         if (normed) norm(o);
         o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY, most_format);
-        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID, QUICK_GELU});
-        o.cap = ending == CAPPED ? 5.0f : draw.of({0.0f, 0.5f});
+        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID, QUICK_GELU, RELU_SQUARED});
+        o.cap = ending == CAPPED ? 5.0f : draw.of({0.0f, 0.5f}), o.soft_cap = draw.of({0.0f, 1.0f, 0.8f});
         o.scale = draw.of({0.0f, 1.0f, 0.7f});
         return o;
     }
@@ -207,11 +208,41 @@ struct Made {
 
     // The last operation reads rows of a state, which the next one keeps
     void keep(int from, int column, int size, int rows) {
-        if (!stated || !rows) return;
+        if (!(stated || carried) || !rows) return;
         operations.back().place = state;
         Operation& o = add(KEEP, from, from);
         o.column = column, o.size = size, o.window = rows, o.place = state;
         state += rows * size;
+    }
+
+    // A convolution, heads with states, and gates
+    void recur(int hidden, int depth, int groups, int shared, int columns) {
+        const int own = groups * shared, values = own * columns, mixed = 2 * groups * depth + values, wide = (mixed + 15) / 16 * 16;
+        const bool delta = draw.one_in(2), first = draw.one_in(2);
+        const int split = buffer(wide + values + 3 + 2 * own), convolved = buffer(wide), made = buffer(values);
+        linear(hidden, split, STORE, true);
+        Operation& o = add(CONVOLVE, split, convolved);
+        o.distance_count = kept + 1, o.window = kept, o.column = values, o.size = wide;
+        o.ending = draw.of({STORE, ACTIVATED}), o.activation = SILU;
+        o.gain = arena.values((size_t)o.distance_count * (wide + extra), draw, 0.5f), o.shift = gain(wide);
+        keep(split, values, wide, kept);
+        Operation& heads = add(RECUR, convolved, made);
+        heads.heads = own, heads.kv_heads = groups, heads.size = columns, heads.distance_count = depth;
+        heads.table = split, heads.ahead = values + wide + 1, heads.place = state, heads.column = wide - mixed;
+        heads.paired = draw.one_in(2), heads.delta = delta, heads.scale = draw.of({1.0f, 0.4f});
+        heads.gain = arena.values(own + extra, draw, 0.5f, -0.7f), heads.shift = gain(own);
+        heads.soft_cap = 0.8f, heads.cap = draw.of({INFINITY, 1.5f});
+        if (!delta) heads.epsilon = draw.of({0.0f, 0.6f});
+        if (!delta && draw.one_in(2)) heads.query_gain = gain(own);
+        state += own * ((columns + PANEL - 1) / PANEL) * PANEL * depth;
+        Operation& gates = add(GATE, made, made);
+        const bool whole = draw.one_in(3), apart = draw.one_in(2);
+        gates.heads = apart ? own : groups, gates.size = values / gates.heads, gates.distance_count = whole ? 1 : gates.size;
+        gates.table = split, gates.ahead = whole ? 5 % values : 0, gates.paired = first, gates.together = draw.one_in(2);
+        if (gates.ahead + gates.heads * gates.distance_count > widths[split]) gates.ahead = 0;
+        gates.ending = draw.of({STORE, ACTIVATED}), gates.activation = draw.of({SILU, SIGMOID}), gates.scale = draw.of({1.0f, 0.7f});
+        if (draw.one_in(2)) gates.norm = RMS, gates.gain = gain(values);
+        linear(made, hidden, ADD, false);
     }
 
     void fill_slots() {
@@ -234,8 +265,11 @@ struct Made {
         paged = !draw.one_in(3), joined = !paged && !draw.one_in(3), stated = joined && draw.one_in(2);
         recurrent = !paged && !joined && draw.one_in(2), part = draw.of({1, 30, 64, POSITIONS});
         if (stated) block = draw.of({1, 3, 14});
+        carried = paged && draw.one_in(2);
         const int before = !stated ? 0 : block == 1 ? draw.of({0, 3, 140}) : draw.upto(0, 3);  // blocks
         if (stated) kept = std::max(8, before * block);
+        if (carried) kept = draw.of({1, 2, 6});
+        const int depth = draw.of({1, 3, 16, 21}), groups = draw.upto(1, 2), shared = draw.upto(1, 2), columns = draw.of({1, 20, 32, 50});
         kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
         size = draw.of({2, 3, 7, 12, 16, 20, 33, 40, 64});
         const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
@@ -255,7 +289,7 @@ struct Made {
             ((float*)turns.cosines)[i] = (float)cos(angle), ((float*)turns.sines)[i] = (float)sin(angle);
         }
         cross_heads = draw.of({heads, kv_heads}), cross_size = size + draw.of({0, 3, 16});
-        if (paged && draw.one_in(2)) fill_slots();
+        if (paged && !carried && draw.one_in(2)) fill_slots();
         if (draw.one_in(2)) {
             Operation& o = add(LOOKUP, hidden, hidden);
             o.matrix = words = matrix(widths[hidden], draw.upto(1, 100), false, most_format);
@@ -298,7 +332,7 @@ struct Made {
             if (draw.one_in(3)) turn.distance_count = POSITIONS + 9, turn.shift = gain(turn.distance_count);
             if (turned && (joined || paged)) operations.push_back(turn);
             if (joined || paged) operations.push_back(attend);
-            keep(wide, heads * size, 2 * heads * size, kept);
+            keep(wide, heads * size, 2 * heads * size, stated ? kept : 0);
             if (joined || paged) linear(seen, hidden, ADD, false);
             if (draw.one_in(3)) copy(hidden, added);
             if (cross) {
@@ -322,6 +356,7 @@ struct Made {
                 }
                 norm(add(NORM_ADD, added, hidden));
             }
+            if (carried) recur(hidden, depth, groups, shared, columns);
             if (experts) route(hidden, added, room);
             linear(hidden, inner, draw.of({GATED, GATED_BY, ACTIVATED}), true);
             linear(inner, behind ? added : hidden, behind ? STORE : draw.of({ADD, ADD_ACTIVATED}), false);

@@ -14,6 +14,7 @@ inline double activated(double x, int activation) {
         case GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
         case SIGMOID: return 1 / (1 + exp(-x));
         case QUICK_GELU: return x / (1 + exp(-1.702 * x));
+        case RELU_SQUARED: return x > 0 ? x * x : 0;
         default: return x > 0 ? x : 0;
     }
 }
@@ -52,10 +53,12 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
     Row y;
     for (int out = 0; out < outputs; out++) {
         double v = output(out);
+        const double by = o.soft_cap ? o.soft_cap : 1;
+        if (o.ending == GATED) v *= by;
         if (o.ending == GATED && o.cap > 0)
             v = activated(std::min(v, (double)o.cap), o.activation) * (std::clamp(output(apart + out), -(double)o.cap, (double)o.cap) + 1);
         else if (o.ending == GATED) v = activated(v, o.activation) * output(apart + out);
-        if (o.ending == GATED_BY) v *= activated(output(apart + out), o.activation);
+        if (o.ending == GATED_BY) v *= activated(output(apart + out) * by, o.activation);
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         v *= o.scale ? o.scale : 1;
         if (o.ending == CAPPED) v = o.cap * tanh(v / o.cap);
@@ -185,12 +188,43 @@ inline bool is_chosen(const Draw& d, const float* logits, int count) {
     return false;
 }
 
+// A row of heads with states, which change
+inline void recurred(const Operation& o, const Row& x, const Row& numbers, Row& state, Row& to) {
+    const int each = o.kv_heads * o.distance_count, all = o.heads * o.size, from = o.column;
+    const double* parts[] = {&x[from], &x[from + (o.paired ? all : each)], &x[from + (o.paired ? all + each : 2 * each)]};
+    for (int h = 0; h < o.heads; h++) {
+        const int key_head = h / (o.heads / o.kv_heads) * o.distance_count;
+        Row query(parts[o.paired ? 2 : 0] + key_head, parts[o.paired ? 2 : 0] + key_head + o.distance_count);
+        Row key(parts[1] + key_head, parts[1] + key_head + o.distance_count);
+        for (Row* one : {&query, &key}) {
+            double squares = o.epsilon;
+            for (double v : *one) squares += v * v;
+            for (double& v : *one) v *= (o.delta ? 1 / sqrt(squares) : 1) * (one == &query ? o.scale : 1);
+        }
+        const double first = numbers[o.ahead + h], second = numbers[o.ahead + o.heads + h];
+        const double step = log1p(exp(o.delta ? second + o.shift[h] : first * o.soft_cap + o.shift[h]));
+        const double strength = o.delta ? 1 / (1 + exp(-first)) : std::min(std::max(step, (double)o.epsilon), (double)o.cap);
+        const double decay = exp(o.gain[h] * (o.delta ? step : strength));
+        for (int c = 0; c < o.size; c++) {
+            const double value = parts[o.paired ? 0 : 2][h * o.size + c];
+            double known = 0, found = o.query_gain ? o.query_gain[h] * value : 0;
+            const auto at = [&](int d) -> double& { return state[(h * o.distance_count + d) * o.size + c]; };
+            for (int d = 0; o.delta && d < o.distance_count; d++) known += key[d] * decay * at(d);
+            for (int d = 0; d < o.distance_count; d++) {
+                at(d) = decay * at(d) + key[d] * strength * (value - known);
+                found += query[d] * at(d);
+            }
+            to[h * o.size + c] = found;
+        }
+    }
+}
+
 // Largest difference of a sequence's logits, as a part of the largest of the row's
 inline double off(const Made& made, const Sequence& one, const std::vector<float>& found) {
     std::vector<Row> kept[LAYERS];  // keys and values of each position
     std::vector<std::vector<Row>> rows(one.length);
     std::vector<Row> hidden(one.length);
-    Row cell;
+    Row cell, state;
     std::vector<std::vector<int>> asked(one.length);  // experts of each position, as they were last chosen
     int sure = one.length;
     double worst = 0, gap = 0;
@@ -294,11 +328,24 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             };
             attend(o, &x[h * o.size], low, high, key, value, added, &to[h * o.size]);
         }
-        for (size_t c = 0; o.kind == CONVOLVE && c < x.size(); c++) {
+        if (o.kind == RECUR && position == 0) state.assign((size_t)o.heads * o.distance_count * o.size, 0.0);
+        if (o.kind == RECUR) recurred(o, x, rows[position][o.table], state, to);
+        for (int h = 0; o.kind == GATE && h < o.heads; h++) {
+            Row head, gates;
+            for (int i = 0; i < o.size; i++) {
+                const double gate = o.scale * rows[position][o.table][o.ahead + h * o.distance_count + (o.distance_count == 1 ? 0 : i)];
+                gates.push_back(o.ending == ACTIVATED ? activated(gate, o.activation) : gate);
+                head.push_back(x[o.column + h * o.size + i] * (o.paired ? 1 : gates[i]));
+            }
+            if (o.norm) head = normed(o, head, o.gain + (o.together ? h * o.size : 0), NO_NORM);
+            for (int i = 0; i < o.size; i++) to[h * o.size + i] = head[i] * (o.paired ? gates[i] : 1);
+        }
+        const size_t convolved = o.size && o.kind == CONVOLVE ? o.size : x.size();
+        for (size_t c = 0; o.kind == CONVOLVE && c < convolved; c++) {
             double sum = o.shift[c];
             for (int t = 0; t < o.distance_count; t++) {
                 const int at = position - o.window + t;
-                if (at >= 0 && at < one.length) sum += rows[at][o.from][c] * o.gain[t * x.size() + c];
+                if (at >= 0 && at < one.length) sum += rows[at][o.from][o.column + c] * o.gain[t * convolved + c];
             }
             to[c] = o.ending == ACTIVATED ? activated(sum, o.activation) : sum;
         }

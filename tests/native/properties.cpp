@@ -120,7 +120,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
             if (made.stated && at[i] + rows < all[i].length) rows = rows / made.block * made.block;
             if (made.recurrent) rows = 1;
             if (!rows) continue;
-            const int length = made.state ? std::min(at[i], made.kept) : all[i].embeddings;
+            const int length = made.carried ? made.kept : made.state ? std::min(at[i], made.kept) : all[i].embeddings;
             const int part = made.joined && !made.stated ? made.part : rows;
             for (int cut = 0; cut < rows; cut += part) {
                 const int second = made.paged ? (int)plan.tables.size() : cut > 0;
@@ -340,7 +340,7 @@ int broken_models(uint32_t seed, int count) {
     for (int i = 0; i < count; i++) {
         Opened opened(made, draw.of({1, 5, 50}), 7, 20);
         Model& m = opened.model;
-        const int kind = draw.upto(NORM, COPY), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        const int kind = draw.upto(NORM, GATE), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
         Operation* found = &opened.operations[place];
         for (Operation& one : opened.operations)
             if (one.kind == kind && draw.one_in(2)) found = &one;
@@ -355,7 +355,7 @@ int broken_models(uint32_t seed, int count) {
         if (draw.one_in(3)) plan.tokens[0] = draw.upto(0, 9999);
         int32_t* numbers[] = {&o.kind, &o.from, &o.to, &o.wanted, &o.norm, &o.ending, &o.activation, &o.layer, &o.heads,
                               &o.kv_heads, &o.size, &o.turned, &o.table, &o.window, &o.paired, &m.threads,
-                              &matrix.outputs, &m.kv_format, &o.ahead, &o.place, &o.column, &m.block, &o.value_size};
+                              &matrix.outputs, &m.kv_format, &o.ahead, &o.place, &o.column, &m.block, &o.value_size, &o.delta};
         int32_t* extents[] = {&m.count, &m.buffer_count, &m.turns_count, &m.most_rows, &m.positions, &m.layers, &m.pages,
                               &m.page_size, &opened.layers[draw.upto(0, LAYERS - 1)].width, &m.slots, &m.cross_heads, &m.embeddings, &m.cross_size,
                               &buffer.width, &turns.half, &matrix.inputs, &matrix.panels, &o.distance_count,
@@ -364,7 +364,7 @@ int broken_models(uint32_t seed, int count) {
                                    (const void**)&m.kv, (const void**)&m.cross,
                                    (const void**)&opened.layers[draw.upto(0, LAYERS - 1)].pages};
         for (int changes = draw.upto(0, 2); changes--;) {  // extents of what is there only become smaller
-            int32_t &number = *numbers[draw.upto(0, 22)], &extent = *extents[draw.upto(0, 20)];
+            int32_t &number = *numbers[draw.upto(0, 23)], &extent = *extents[draw.upto(0, 20)];
             if (draw.one_in(9)) *pointers[draw.upto(0, 5)] = nullptr;
             else if (draw.one_in(2)) number = other(draw, number);
             else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
