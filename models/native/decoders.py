@@ -3,12 +3,12 @@
 A family of decoders is a `Recipe`: which parts a layer has, and where its norms stand (Touvron et al. 2023, "LLaMA",
 section 2.2, and its kin). Rotary positions (Su et al. 2021) turn dimensions in halves or in pairs. A model may add
 biases, norms of heads, sliding windows, layers without positions, soft caps (Gemma Team 2024, "Gemma 2", section 2),
-and factors of embeddings, sums and logits.
+gates of attention's outputs, recurrent parts, and factors of embeddings, sums and logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +17,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
+from .decoder_layers import DecoderLayer, found
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import (
@@ -36,76 +37,11 @@ from .parts import (
 )
 from .program import MULTIPLE, Attention, Normed, Program
 from .recipes import FAMILIES, RECIPES, Recipe
+from .recurrences import Gate
+from .recurrent import Rooms
 
 MODEL_TYPES = frozenset(FAMILIES)
 """Model types of configurations whose models have such layers."""
-
-
-@frozen(eq=False)
-class _Layer:
-    """The parts of one layer, as its recipe names them."""
-
-    module: Any
-    recipe: Recipe
-
-    @property
-    def attention(self) -> Any:
-        return getattr(self.module, self.recipe.attention)
-
-    @property
-    def feed(self) -> Any:
-        return getattr(self.module, self.recipe.feed) if self.recipe.feed else self.module
-
-    @property
-    def experts(self) -> Any:
-        """The experts of the feed-forward part; ``None``: it has none."""
-        return getattr(self.feed, "experts", None)
-
-    @property
-    def router(self) -> Any:
-        """The module that chooses experts."""
-        return getattr(self.feed, self.recipe.router)
-
-    @property
-    def gate(self) -> Any:
-        """The linear layer that says how much of the shared expert's outputs is added; ``None``: all of them."""
-        return getattr(self.feed, "shared_expert_gate", None)
-
-    @property
-    def dense(self) -> Any:
-        """The module that computes all rows: the feed-forward part, or the shared expert; ``None``: there is none."""
-        return self.feed if self.experts is None else _found(self.module, self.recipe.shared, None)
-
-    @property
-    def matrices(self) -> tuple[tuple[Any, tuple[str, ...]], ...]:
-        """The packed matrices: for each, a module and the names of its linear layers that the matrix joins."""
-        recipe, attention, dense = self.recipe, self.attention, self.dense
-        found = ((attention, recipe.read), (attention, (recipe.out,)))
-        return found if dense is None else (*found, (dense, recipe.widen), (dense, (recipe.narrow,)))
-
-    @property
-    def groups(self) -> list[list[Any]]:
-        """The linear layers of each matrix."""
-        return [[getattr(parent, name) for name in names] for parent, names in self.matrices]
-
-    def panels(self) -> list[Panels]:
-        """Returns the panels of each matrix. The matrices must be packed."""
-        return [group[0].panels() for group in self.groups]
-
-    @property
-    def norms(self) -> list[Any]:
-        """The norms before attention, before its sum, before the feed-forward part and before its sum; ``None``: there
-        is none."""
-        return [getattr(self.module, name) if name else None for name in self.recipe.norms]
-
-    @property
-    def head_norms(self) -> list[Any]:
-        """The norms of queries and keys; ``None``: there are none."""
-        return [getattr(self.attention, name, None) for name in self.recipe.head_norms]
-
-    @property
-    def is_parallel(self) -> bool:
-        return bool(getattr(self.module, "use_parallel_residual", self.recipe.parallel))
 
 
 @frozen(eq=False)
@@ -147,30 +83,37 @@ class CausalDecoder:
     def _kinds(self) -> set[str]:
         """Returns the classes of the layers."""
         paths = {recipe.layers for recipe in RECIPES.values()}
-        return {type(layer).__name__ for path in paths for layer in _found(self.base, path, ())}
+        return {type(layer).__name__ for path in paths for layer in found(self.base, path) or ()}
 
     @property
-    def layers(self) -> Iterator[_Layer]:
+    def layers(self) -> Iterator[DecoderLayer]:
         """The layers, whose recipe is known."""
-        recipe = self.recipe
+        recipe, heads = self.recipe, getattr(self.config, "num_attention_heads", 0)
         assert recipe is not None, "`unknown` gives the reason"
-        return (_Layer(module, recipe) for module in attrgetter(recipe.layers)(self.base))
+        return (DecoderLayer(module, recipe, heads) for module in attrgetter(recipe.layers)(self.base))
 
     @property
     def linears(self) -> list[Any]:
         """The linear layers of all layers, one layer after the other, and the head."""
         head = self.head
-        own = [linear for layer in self.layers for group in layer.groups for linear in group]
+        own = [linear for layer in self.layers for group in layer.groups.values() for linear in group]
         return own + ([] if head is None else [head])
+
+    @property
+    def activation(self) -> str:
+        """The activation of the feed-forward parts. LFM2 has no setting for it."""
+        assert self.recipe is not None, "`unknown` gives the reason"
+        return str(getattr(self.config, self.recipe.activation, "silu"))
 
     def unknown(self) -> str | None:
         """Returns the reason why the decoder cannot be a program; ``None``: it can."""
         base, config, recipe, names = self.base, self.config, self.recipe, self._kinds()
         if recipe is None or len(names) != 1 or len(self.windows) != len(list(self.layers)):
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(RECIPES))}"
-        gates = [layer.gate for layer in self.layers if layer.gate is not None]
-        experts = [layer.experts for layer in self.layers if layer.experts is not None]
-        parts = getattr(config, recipe.activation), (*self.linears, *gates), self.module.get_input_embeddings()
+        layers = list(self.layers)
+        gates = [layer.gate for layer in layers if layer.gate is not None]
+        experts = [layer.experts for layer in layers if layer.experts is not None]
+        parts = self.activation, (*self.linears, *gates), self.module.get_input_embeddings()
         if others := unknown_parts(base, *parts):
             return others
         if not all(map(are_known, experts)):
@@ -179,21 +122,23 @@ class CausalDecoder:
             return "its experts are chosen by groups"
         if getattr(config, "clip_qkv", None) is not None:
             return "its queries, keys and values are clipped"
-        if any(len({hasattr(one, "scales") for one in group}) > 1 for layer in self.layers for group in layer.groups):
+        if any(
+            len({hasattr(one, "scales") for one in group}) > 1 for layer in layers for group in layer.groups.values()
+        ):
             return "its linear layers are in int8 in part"
-        if any(norm is not None and is_layer_norm(norm) for layer in self.layers for norm in layer.head_norms):
+        if any(norm is not None and is_layer_norm(norm) for layer in layers for norm in layer.head_norms):
             return "its heads have layer norms"
-        last = _found(base, recipe.last_norm, None)
-        if any(getattr(norm, "weight", None) is None for norm in (last, *filter(None, next(self.layers).norms))):
+        last = found(base, recipe.last_norm)
+        if any(getattr(norm, "weight", None) is None for norm in (last, *filter(None, layers[0].norms))):
             return "its norms have no weights, or there is none behind the layers"
         hidden = config.hidden_size
         if hidden % MULTIPLE or getattr(config, "word_embed_proj_dim", hidden) != hidden:
             return f"its width is {hidden}; known: multiples of {MULTIPLE}, which embeddings have, too"
         widths = [one.intermediate_dim for one in experts]
-        widths += [width_of(group[0]) for layer in self.layers for group in layer.groups[3:]]
+        widths += [width_of(layer.groups["narrow"][0]) for layer in layers if layer.dense is not None]
         if recipe.gated and (odd := [width for width in widths if width % PANEL]):
             return f"its feed-forward part has a width of {odd[0]}; known: multiples of {PANEL}"
-        return None
+        return next(filter(None, map(_unknown_mixer, layers)), None)
 
     def pack(self, *, int8: bool = False, answering: bool = False) -> list[Tensor]:
         """Replaces the linear layers and the embedding of the decoder by packed matrices, one after the other: at no
@@ -207,9 +152,8 @@ class CausalDecoder:
         answers = list[Tensor]()
         pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)  # the largest
         for layer in self.layers:
-            for index, (parent, names) in enumerate(layer.matrices):
-                heads = self.config.num_attention_heads if index == 0 and layer.recipe.in_heads else 0
-                pack_linears(parent, names, int8=int8, heads=heads)
+            for kind, (parent, names) in layer.matrices.items():
+                pack_linears(parent, names, int8=int8, order=layer.order(kind))
             if layer.experts is not None:  # what chooses or weighs experts stays exact
                 answers += answers_of(layer.experts, self.base.dtype) if answering else ()
                 layer.feed.experts = PackedExperts(layer.experts, int8=int8)
@@ -246,34 +190,29 @@ class _ProgramWriter:
     recipe: Recipe
     positions: int
     program: Program = field(factory=Program, init=False)
-    room: tuple[int, ...] = field(default=(), init=False)  # buffers of experts, see `_experts`
+    rooms: Rooms = field(init=False)
+
+    @rooms.default
+    def _shared(self) -> Rooms:
+        return Rooms(self.program)
 
     def write(self) -> Program:
         base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
         layers = list(self.decoder.layers)
-        inputs, out, *_ = layers[0].panels()
-        hidden, split = program.buffer(config.hidden_size), program.buffer(inputs.outputs)
-        widths = [narrow.inputs for layer in layers for narrow in layer.panels()[3:]]
-        attended, inner = program.buffer(out.inputs), program.buffer(max(widths, default=1))
-        summand = program.buffer(config.hidden_size)
-        embedding = self.decoder.module.get_input_embeddings()
+        program.kept = max((each.kept for layer in layers if (each := layer.recurrent) is not None), default=0)
+        hidden, embedding = program.buffer(config.hidden_size), self.decoder.module.get_input_embeddings()
         program.look_up(hidden, embedding.panels(), embedding.scale, self._places())
-        activation = ACTIVATIONS[getattr(config, recipe.activation)]
-        ending = Ending.GATED if recipe.gated else Ending.ACTIVATED
         for index, layer in enumerate(layers):
-            inputs, out, *dense = layer.panels()
             first, behind, second, last = layer.norms
-            told: dict[str, Any] = {"norm": self._norm(second), "activation": activation}
-            program.linear(hidden, split, inputs, Ending.STORE, norm=self._norm(first))
-            if layer.is_parallel:
-                program.linear(hidden, inner, dense[0], ending, **told)
-            program.attend(split, attended, self._attention(index, layer))
-            self._add(attended, hidden, summand, out, behind)
-            if dense and not layer.is_parallel:
-                program.linear(hidden, inner, dense[0], ending, **told)
-            opened = None if layer.experts is None else self._experts(layer, hidden, told)
-            if dense:
-                self._add(inner, hidden, summand, dense[1], last, opened)
+            fed: dict[str, Any] = {"norm": self._norm(second), "activation": ACTIVATIONS[self.decoder.activation]}
+            inner = self._widen(layer, hidden, fed) if layer.is_parallel else None
+            for made, kind, scale in self._mixed(index, layer, hidden, self._norm(first)):
+                self._add(made, hidden, layer.panels()[kind], behind, scale=scale)
+            inner = self._widen(layer, hidden, fed) if inner is None else inner
+            opened = None if layer.experts is None else self._experts(layer, hidden, fed)
+            if inner is not None:
+                scale = float(getattr(layer.dense, "down_multiplier", 1.0))
+                self._add(inner, hidden, layer.panels()["narrow"], last, opened, scale=scale)
         end, head = program.buffer(config.hidden_size), self.decoder.head
         final = self._norm(attrgetter(recipe.last_norm)(base))
         assert final is not None, "a decoder ends with a norm"
@@ -283,19 +222,57 @@ class _ProgramWriter:
             scale = self._setting(recipe.logits_by) / self._setting(recipe.logits_over)
             panels, program.has_head, program.chooses = head.panels(), True, True
             logits = program.buffer(panels.outputs)
-            kind = Ending.CAPPED if cap else Ending.STORE
-            program.linear(end, logits, panels, kind, cap=cap or 0.0, scale=scale, wanted=True)
+            ending = Ending.CAPPED if cap else Ending.STORE
+            program.linear(end, logits, panels, ending, cap=cap or 0.0, scale=scale, wanted=True)
         return program
 
-    def _experts(self, layer: _Layer, hidden: int, told: dict[str, Any]) -> int | None:
+    def _mixed(self, index: int, layer: DecoderLayer, hidden: int, norm: Normed | None) -> list[tuple[int, str, float]]:
+        """Computes attention and the recurrent part of a layer, of the same hidden states. Returns for each its buffer,
+        the matrix that reads the buffer, and the factor of what comes out."""
+        program, panels, recurrent, made = self.program, layer.panels(), layer.recurrent, list[tuple[int, str, float]]()
+        if layer.attention is not None:
+            read, attended = panels["read"], self.rooms("attended", panels["out"].inputs)
+            split = self.rooms("split", read.outputs)
+            scale = float(getattr(layer.module, "attention_in_multiplier", 1.0))
+            program.linear(hidden, split, read, Ending.STORE, norm=norm, scale=scale)
+            attention = self._attention(index, layer)
+            program.attend(split, attended, attention)
+            self._open(layer, split, attended, attention)
+            made.append((attended, "out", float(getattr(layer.module, "attn_out_multiplier", 1.0))))
+        if recurrent is not None:
+            enter = panels["enter"]
+            entered = self.rooms("entered", recurrent.room(enter.outputs))
+            program.linear(hidden, entered, enter, Ending.STORE, norm=norm)
+            found = recurrent.write(program, self.rooms, entered)
+            made.append((found, "leave", float(getattr(layer.module, "ssm_out_multiplier", 1.0))))
+        return made
+
+    def _open(self, layer: DecoderLayer, split: int, attended: int, attention: Attention) -> None:
+        """Multiplies what is attended with its gates, if it has some: they are behind queries, keys and values."""
+        first = (attention.heads + 2 * attention.kv_heads) * attention.size
+        if layer.panels()["read"].outputs == first:
+            return
+        told: dict[str, Any] = {"activation": ACTIVATIONS["sigmoid"], "whole": not self.recipe.opens_numbers}
+        gate = Gate(heads=attention.heads, size=attention.size, first=first, **told)
+        self.program.gate(attended, attended, split, gate)
+
+    def _widen(self, layer: DecoderLayer, hidden: int, told: Mapping[str, Any]) -> int | None:
+        """Computes the first half of a dense feed-forward part; returns its buffer. ``None``: there is none."""
+        if layer.dense is None:
+            return None
+        panels, ending = layer.panels(), Ending.GATED if self.recipe.gated else Ending.ACTIVATED
+        inner, by = self.rooms("inner", panels["narrow"].inputs), float(getattr(layer.dense, "gate_multiplier", 1.0))
+        self.program.linear(hidden, inner, panels["widen"], ending, gates_by=by, **told)
+        return inner
+
+    def _experts(self, layer: DecoderLayer, hidden: int, told: Mapping[str, Any]) -> int | None:
         """Adds the outputs of a layer's experts to the hidden states. Returns the buffer of the shared expert's gate;
         ``None``: it has none."""
         program, router, experts, size = self.program, layer.router, layer.experts, self.decoder.config.hidden_size
         count, asked, width = router.num_experts, router.top_k, experts.intermediate_dim
-        if not self.room:
-            self.room = tuple(map(program.buffer, (count, asked, asked * width, asked * size, 1)))
-        logits, chances, inners, outputs, opened = self.room
-        added = _found(router, self.recipe.correction, _found(layer.feed, self.recipe.correction, None))
+        named = {"logits": count, "chances": asked, "inners": asked * width, "outputs": asked * size, "opened": 1}
+        logits, chances, inners, outputs, opened = (self.rooms(name, wide) for name, wide in named.items())
+        added = layer.correction
         program.linear(hidden, logits, Panels(count, size, router.packed, None), Ending.STORE, norm=told["norm"])
         program.route(
             logits,
@@ -343,35 +320,39 @@ class _ProgramWriter:
         return evolve(norm, epsilon=norm.epsilon / self._setting(self.recipe.embeddings_by) ** 2)
 
     def _add(
-        self, source: int, hidden: int, summand: int, panels: Panels, norm: Any, opened: int | None = None
+        self, source: int, hidden: int, panels: Panels, norm: Any, opened: int | None = None, *, scale: float = 1.0
     ) -> None:
         """Adds the outputs of a linear layer for the buffer ``source`` to the hidden states, normalized if there is a
         ``norm``, or times the number in the buffer ``opened``."""
+        scale *= self._scale
         if norm is None and opened is None:
-            self.program.linear(source, hidden, panels, Ending.ADD, scale=self._scale)
+            self.program.linear(source, hidden, panels, Ending.ADD, scale=scale)
             return
+        width = self.program.widths[hidden]
+        summand = self.rooms("summand", width)
         self.program.linear(source, summand, panels, Ending.STORE)
         if opened is None:
             last = norm_of(norm)
-            self.program.norm(summand, hidden, evolve(last, gain=last.gain * self._scale), add=True)
+            self.program.norm(summand, hidden, evolve(last, gain=last.gain * scale), add=True)
         else:
-            self.program.mix(summand, hidden, opened, asked=1, size=self.program.widths[hidden], scale=self._scale)
+            self.program.mix(summand, hidden, opened, asked=1, size=width, scale=scale)
 
-    def _attention(self, index: int, layer: _Layer) -> Attention:
+    def _attention(self, index: int, layer: DecoderLayer) -> Attention:
         recipe, attention, config = self.recipe, layer.attention, self.decoder.config
-        inputs, out, *_ = layer.panels()
-        size, query_norm, key_norm = out.inputs // config.num_attention_heads, *layer.head_norms
+        out, heads, query_norm, key_norm = layer.panels()["out"], layer.heads, *layer.head_norms
+        size, keys = out.inputs // heads, layer.groups["read"][1:2]
         kinds = getattr(config, "layer_types", None) if recipe.by_kind else None
         kind, turns = () if kinds is None else (kinds[index],), dict[str, Any]()
         if recipe.is_turned(attention):
             turns = turned(self.program, self.decoder.base, self.positions, *kind, repeated=recipe.repeated)
         query_gain = None if query_norm is None else gain_of(query_norm)
+        joined = (layer.panels()["read"].outputs - out.inputs) // 2  # queries, keys and values are one layer
         return Attention(
             layer=index,
-            heads=config.num_attention_heads,
-            kv_heads=(inputs.outputs - out.inputs) // (2 * size),
+            heads=heads,
+            kv_heads=(keys[0].out_features if keys else joined) // size,
             size=size,
-            scale=float(attention.scaling),
+            scale=float(attention.scaling) * float(getattr(attention, "key_multiplier", 1.0)),
             paired=recipe.paired,
             window=self.decoder.windows[index] or 0,
             soft_cap=float(attention.attn_logit_softcapping or 0.0) if recipe.caps_scores else 0.0,
@@ -390,10 +371,11 @@ class _ProgramWriter:
         return plain(1 + told["llama_4_scaling_beta"] * torch.log(1 + far))
 
 
-def _found(module: Any, path: str, default: Any) -> Any:
-    """Returns what ``path`` names in ``module``; ``default`` if there is nothing."""
-    for name in path.split("."):
-        module = getattr(module, name, None)
-        if module is None:
-            return default
-    return module
+def _unknown_mixer(layer: DecoderLayer) -> str | None:
+    """Returns the reason why the attention or the recurrent part of a layer is unknown; ``None``: it is known."""
+    if layer.attention is None and layer.recurrent is None and layer.dense is None and layer.experts is None:
+        return f"a part of its layers is unknown: {', '.join(type(one).__name__ for one in layer.module.children())}"
+    biased = layer.attention is not None and any(one.bias is not None for one in layer.groups["read"])
+    if biased and getattr(layer.module, "attention_in_multiplier", 1.0) != 1.0:
+        return "its attention has both biases and a factor"
+    return None if layer.recurrent is None else layer.recurrent.unknown()

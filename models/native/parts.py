@@ -34,20 +34,23 @@ class PackedLinear(nn.Module):
     from output ``first`` on. The other outputs of the matrix belong to neighbours.
 
     Args:
-        heads: the module's outputs are queries, keys and values of so many heads, one head after the other; in the
-            matrix all queries come first, then all keys. 0: the order is the same.
         apart: the matrix is of several experts, whose first outputs are so far apart.
+        places: int64 [outputs], where the matrix has each output; ``None``: one after the other.
     """
 
     packed: Tensor
     bias: Tensor | None
-    weight = None  # T5's layers ask for its dtype, to compute in that
+    places: Tensor | None
+    weight: Tensor | None = None  # T5's layers ask for its dtype, to compute in that
 
-    def __init__(self, panels: Panels, first: int, outputs: int, heads: int = 0, apart: int = 0) -> None:
+    def __init__(
+        self, panels: Panels, first: int, outputs: int, *, apart: int = 0, places: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.heads, self.apart = heads, apart
+        self.apart = apart
         self.register_buffer("packed", panels.packed)
         self.register_buffer("bias", panels.bias)
+        self.register_buffer("places", places)
         self.whole, self.in_features = panels.outputs, panels.inputs
         self.first, self.out_features = first, outputs
 
@@ -60,12 +63,11 @@ class PackedLinear(nn.Module):
         parts, end = [], first + self.out_features
         for start in range(first, end, _PART):
             stop = min(start + _PART, end)
-            bias = None if self.bias is None else self.bias[start:stop].to(inputs.dtype)
-            parts.append(functional.linear(inputs, panels.part(start, stop).to(inputs.dtype), bias))
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        if not self.heads:
-            return found
-        return found.view(*found.shape[:-1], 3, self.heads, -1).transpose(-3, -2).flatten(-3)
+            own = slice(start, stop) if self.places is None else self.places[start - first : stop - first]
+            weights = panels.part(start, stop) if self.places is None else panels.rows(own)
+            bias = None if self.bias is None else self.bias[own].to(inputs.dtype)
+            parts.append(functional.linear(inputs, weights.to(inputs.dtype), bias))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class PackedExperts(nn.Module):
@@ -176,25 +178,26 @@ class PackedEmbedding(nn.Module):
         return rows if self.scale == 1.0 else rows * self.scale
 
 
-def packed(modules: Sequence[Any], *, int8: bool, heads: int = 0) -> list[PackedLinear]:
+def packed(modules: Sequence[Any], *, int8: bool, order: Tensor | None = None) -> list[PackedLinear]:
     """Packs linear layers that read the same inputs as neighbours in one matrix. The matrix is in int8 if ``int8`` is
     true or the layers already are.
 
     Args:
-        heads: as for `PackedLinear`, of a single layer.
+        order: int64 [outputs], the output of all layers that is each output of the matrix; ``None``: the same one.
     """
-    bias = _bias(modules, heads)
-    weights = [_by_parts(each.weight.T if _is_turned(each) else each.weight, heads) for each in modules]
+    bias = _bias(modules)
+    bias = bias if bias is None or order is None else bias[order]
+    weights = [each.weight.detach().T if _is_turned(each) else each.weight.detach() for each in modules]
+    weight = _joined(weights, order)
     if hasattr(modules[0], "scales"):  # one for each output
-        scales = torch.cat([_by_parts(each.scales, heads) for each in modules])
-        panels = Panels.of_int8(torch.cat(weights), scales[:, None], bias)
+        panels = Panels.of_int8(weight, _joined([each.scales for each in modules], order)[:, None], bias)
     else:
-        weight = weights[0].detach() if len(weights) == 1 else torch.cat(weights).detach()
         panels = Panels.of_int8(*quantized(weight), bias) if int8 else Panels.of(weight, bias)
-    made, first = [], 0
-    for weight in weights:
-        made.append(PackedLinear(panels, first, len(weight), heads))
-        first += len(weight)
+    made, first, places = [], 0, None if order is None else order.argsort()
+    for outputs in map(len, weights):
+        own = None if places is None else places[first : first + outputs].clone()
+        made.append(PackedLinear(panels, first, outputs, places=own))
+        first += outputs
     return made
 
 
@@ -203,27 +206,26 @@ def _is_turned(linear: Any) -> bool:
     return type(linear).__name__ == "Conv1D"
 
 
-def _by_parts(outputs: Tensor, heads: int) -> Tensor:
-    """Returns ``outputs`` [heads * 3 * size, ...] in the order of the matrix, see `PackedLinear`."""
-    return outputs.view(heads, 3, -1, *outputs.shape[1:]).transpose(0, 1).flatten(0, 2) if heads else outputs
+def _joined(parts: Sequence[Tensor], order: Tensor | None) -> Tensor:
+    joined = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    return joined if order is None else joined[order]
 
 
-def _bias(modules: Sequence[Any], heads: int) -> Tensor | None:
+def _bias(modules: Sequence[Any]) -> Tensor | None:
     if all(each.bias is None for each in modules):
         return None
     zeros = [torch.zeros(each.weight.shape[1 if _is_turned(each) else 0], dtype=torch.float32) for each in modules]
     return torch.cat(
-        [
-            zero if each.bias is None else _by_parts(each.bias.detach(), heads)
-            for zero, each in zip(zeros, modules, strict=True)
-        ]
+        [zero if each.bias is None else each.bias.detach() for zero, each in zip(zeros, modules, strict=True)]
     )
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-_FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # rotary kinds that do not depend on a sequence's length
+_FIXED = frozenset(
+    {"default", "linear", "llama3", "yarn", "proportional"}
+)  # rotary kinds that do not depend on a sequence's length
 
 
 def is_known(linear: Any) -> bool:
@@ -258,20 +260,20 @@ def scale_of(embedding: Any) -> float | None:
     return float(embedding.scalar_embed_scale) if name.endswith("TextScaledWordEmbedding") else None
 
 
-def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False, heads: int = 0) -> None:
+def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False, order: Tensor | None = None) -> None:
     """Replaces linear layers of ``parent``, which all read the same inputs, by one packed matrix."""
-    pack_joined([(parent, name) for name in names], int8=int8, heads=heads)
+    pack_joined([(parent, name) for name in names], int8=int8, order=order)
 
 
-def pack_joined(places: Sequence[tuple[Any, str]], *, int8: bool = False, heads: int = 0) -> None:
+def pack_joined(places: Sequence[tuple[Any, str]], *, int8: bool = False, order: Tensor | None = None) -> None:
     """Replaces linear layers of several modules, which all read the same inputs, by one packed matrix.
 
     Args:
         places: the module and the name of each layer.
-        heads: as for `PackedLinear`.
+        order: as for `packed`.
     """
     modules = [getattr(parent, name) for parent, name in places]
-    for (parent, name), made in zip(places, packed(modules, int8=int8, heads=heads), strict=True):
+    for (parent, name), made in zip(places, packed(modules, int8=int8, order=order), strict=True):
         setattr(parent, name, made)
     if made.packed.nbytes >= _LARGE:
         trim()  # what was read lay between packed matrices
@@ -298,7 +300,9 @@ def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = Fal
     own = head.bias if bias is None else bias
     if own is not None:
         panels = evolve(panels, bias=filled(own.detach(), len(panels.packed)))
-    _replace(module, head, PackedLinear(panels, 0, panels.outputs))
+    made = PackedLinear(panels, 0, panels.outputs)
+    made.weight = head.weight.detach().new_empty(0)  # Mamba 2 asks for its dtype
+    _replace(module, head, made)
 
 
 def _replace(module: nn.Module, old: Any, new: nn.Module) -> None:
@@ -342,9 +346,15 @@ def unknown_turns(base: Any) -> str | None:
     told: Mapping[str, Any] = getattr(base.config, "rope_parameters", None) or {}
     each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
     others = {str(one.get("rope_type", "default")) for one in each} - _FIXED
-    if not others or not hasattr(base, "rotary_emb"):
+    if not others or _rotary(base) is None:
         return None
     return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
+
+
+def _rotary(base: Any) -> Any:
+    """Returns the module that computes rotary positions; ``None``: there is none."""
+    named = getattr(base, "pos_emb", None)  # of some models, a table of embeddings
+    return getattr(base, "rotary_emb", named if hasattr(named, "inv_freq") else None)
 
 
 def turned(program: Program, base: Any, positions: int, *kind: str, repeated: bool = False) -> dict[str, Any]:
@@ -354,10 +364,11 @@ def turned(program: Program, base: Any, positions: int, *kind: str, repeated: bo
     Args:
         repeated: each number of the model stands beside itself, not in two halves.
     """
-    if not hasattr(base, "rotary_emb"):
+    rotary = _rotary(base)
+    if rotary is None:
         return {}
     if kind not in program.tables:
-        numbers = base.rotary_emb(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
+        numbers = rotary(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
         half = numbers[0].shape[-1] // 2
         cosines, sines = (plain(each[0, :, ::2] if repeated else each[0, :, :half]) for each in numbers)
         program.tables[kind] = {"table": len(program.turns), "turned": 2 * half}
@@ -375,6 +386,9 @@ _ONE_MORE = {
     "Gemma2RMSNorm",
     "Gemma3RMSNorm",
     "VaultGemmaRMSNorm",
+    "Qwen3NextRMSNorm",
+    "Qwen3_5RMSNorm",
+    "Qwen3_5MoeRMSNorm",
 }  # norms that multiply with 1 + weight
 
 

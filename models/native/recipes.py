@@ -28,9 +28,12 @@ class Recipe:
     Args:
         layers: the layers, in the base model.
         last_norm: the norm behind them.
-        attention: the attention, in a layer.
-        read: the linear layers of queries, keys and values, in the attention.
+        attention: the attention, in a layer that has some.
+        recurrent: the recurrent part, in a layer that has one; empty: no layer has one. See `recurrent`.
+        read: the linear layers of queries, keys and values, in the attention; and of gates of its outputs, one for each
+            head, if it has such a layer.
         in_heads: True: outputs of ``read`` are queries, keys and values of one head after the other.
+        opens_numbers: True: each head's queries are followed by gates of its outputs, one for each number.
         out: the linear layer of the attention's outputs.
         head_norms: the norms of queries and keys, if the attention has them.
         feed: the feed-forward part, in a layer; empty: the layer itself.
@@ -63,8 +66,10 @@ class Recipe:
     layers: str = "layers"
     last_norm: str = "norm"
     attention: str = "self_attn"
+    recurrent: str = ""
     read: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     in_heads: bool = False
+    opens_numbers: bool = False
     out: str = "o_proj"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     feed: str = "mlp"
@@ -119,6 +124,28 @@ _GRANITE = Recipe(
 )
 _GLM_MOE = Recipe(shared="mlp.shared_experts", apart=True)
 _GRANITE_MOE = evolve(_GRANITE, feed="block_sparse_moe", router="router")
+_GRANITE_SHARED = evolve(_GRANITE_MOE, shared="shared_mlp", widen=("input_linear",), narrow="output_linear")
+_LFM2 = Recipe(
+    last_norm="embedding_norm",
+    recurrent="conv",
+    out="out_proj",
+    head_norms=("q_layernorm", "k_layernorm"),
+    feed="feed_forward",
+    widen=("w1", "w3"),
+    narrow="w2",
+    norms=("operator_norm", "", "ffn_norm", ""),
+)
+_QWEN_NEXT = Recipe(recurrent="linear_attn", opens_numbers=True, shared="mlp.shared_expert")
+_MIXERS = Recipe(  # a layer has one part, of whatever kind
+    last_norm="norm_f",
+    attention="mixer",
+    recurrent="mixer",
+    feed="mixer",
+    widen=("up_proj",),
+    gated=False,
+    norms=("norm", "", "norm", ""),
+    activation="mlp_hidden_act",
+)
 
 FAMILIES: dict[str, tuple[str, Recipe]] = {
     "llama": ("LlamaDecoderLayer", _PLAIN),
@@ -169,7 +196,37 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "granitemoe": ("GraniteMoeDecoderLayer", _GRANITE_MOE),
     "granitemoeshared": (
         "GraniteMoeSharedDecoderLayer",
-        evolve(_GRANITE_MOE, shared="shared_mlp", widen=("input_linear",), narrow="output_linear"),
+        _GRANITE_SHARED,
+    ),
+    "granitemoehybrid": ("GraniteMoeHybridDecoderLayer", evolve(_GRANITE_SHARED, recurrent="mamba")),
+    "lfm2": ("Lfm2DecoderLayer", _LFM2),
+    "lfm2_moe": ("Lfm2MoeDecoderLayer", evolve(_LFM2, apart=True, correction="expert_bias")),
+    "lfm3": (
+        "Lfm3DecoderLayer",
+        evolve(
+            _LFM2,
+            read=("q_proj", "k_proj", "v_proj", "g_proj"),
+            out="o_proj",
+            head_norms=("q_norm", "k_norm"),
+            norms=("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+            by_kind=True,
+        ),
+    ),
+    "qwen3_next": ("Qwen3NextDecoderLayer", _QWEN_NEXT),
+    "qwen3_5_text": ("Qwen3_5DecoderLayer", _QWEN_NEXT),
+    "qwen3_5_moe_text": ("Qwen3_5MoeDecoderLayer", _QWEN_NEXT),
+    "mamba2": ("Mamba2Block", _MIXERS),
+    "nemotron_h": ("NemotronHBlock", _MIXERS),
+    "falcon_h1": (
+        "FalconH1DecoderLayer",
+        Recipe(
+            last_norm="final_layernorm",
+            recurrent="mamba",
+            feed="feed_forward",
+            norms=("input_layernorm", "", "pre_ff_layernorm", ""),
+            embeddings_by="embedding_multiplier",
+            logits_by="lm_head_multiplier",
+        ),
     ),
     "olmo2": ("Olmo2DecoderLayer", _BEHIND),
     "olmo3": ("Olmo3DecoderLayer", evolve(_BEHIND, by_kind=True)),

@@ -1,0 +1,276 @@
+"""Decoders with recurrent layers, by the native library: numbers are transformers', and the same bits whatever runs
+beside a row, however its sequence was cut into chunks, and however many threads compute."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    Lfm3Config,
+    Mamba2Config,
+    NemotronHConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
+
+from triolet.core.errors import EngineError
+from triolet.models.memory.rows import Rows
+from triolet.models.native.decoders import CausalDecoder
+from triolet.models.native.library import Library
+from triolet.models.native.runner import Runner
+
+pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+
+POSITIONS, MOST_ROWS, VOCABULARY, PAGE = 400, 80, 83, 16
+SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96}
+SHAPE |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": POSITIONS}
+SHAPE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LFM2 = {**SHAPE, "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "conv_bias": True}
+QWEN: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 20}
+QWEN |= {"linear_value_head_dim": 40, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+QWEN |= {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+QWEN["rope_parameters"] |= {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24}
+MAMBA |= {"mamba_chunk_size": 16, "mamba_d_conv": 4, "num_hidden_layers": 3}
+CONFIGS = {
+    "lfm2": Lfm2Config(**LFM2, block_multiple_of=32),
+    "lfm2_moe": Lfm2MoeConfig(**LFM2, **EXPERTS, num_dense_layers=1, use_expert_bias=True, routed_scaling_factor=1.3),
+    "lfm3": Lfm3Config(**{**LFM2, "layer_types": ["conv", "sliding_attention", "full_attention"]}, sliding_window=21),
+    "qwen3_next": Qwen3NextConfig(**SHAPE, **QWEN, **EXPERTS, shared_expert_intermediate_size=64, mlp_only_layers=[1]),
+    "qwen3_5": Qwen3_5TextConfig(**SHAPE, **QWEN),
+    "granite hybrid": GraniteMoeHybridConfig(
+        **SHAPE,
+        **MAMBA,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        shared_intermediate_size=64,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.7,
+        logits_scaling=2.5,
+    ),
+    "granite hybrid, dense": GraniteMoeHybridConfig(
+        **SHAPE,
+        **MAMBA,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        num_local_experts=0,
+        shared_intermediate_size=64,
+        position_embedding_type="rope",
+        time_step_limit=(0.3, 1.1),
+    ),
+    "mamba2": Mamba2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        num_heads=6,
+        head_dim=16,
+        state_size=24,
+        n_groups=2,
+        chunk_size=16,
+        num_hidden_layers=2,
+        use_bias=True,
+    ),
+    "nemotron_h": NemotronHConfig(
+        **SHAPE,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
+        mamba_num_heads=6,
+        mamba_head_dim=16,
+        n_groups=2,
+        ssm_state_size=24,
+        chunk_size=16,
+    ),
+    "falcon_h1": FalconH1Config(
+        **{**SHAPE, "num_attention_heads": 3, "num_key_value_heads": 1},
+        **MAMBA,
+        mamba_d_ssm=96,
+        mamba_rms_norm=True,
+        mlp_multipliers=[0.7, 1.4],
+        ssm_multipliers=[0.7, 1.3, 0.8, 1.2, 0.6],
+        key_multiplier=0.6,
+        attention_in_multiplier=1.2,
+        attention_out_multiplier=0.8,
+        ssm_in_multiplier=1.3,
+        ssm_out_multiplier=0.9,
+        embedding_multiplier=3.0,
+        lm_head_multiplier=0.4,
+    ),
+    "falcon_h1, without norms": FalconH1Config(
+        **{**SHAPE, "num_attention_heads": 3, "num_key_value_heads": 1}, **MAMBA, mamba_d_ssm=96
+    ),
+}
+
+
+def loaded() -> Library:
+    library = Library.load()
+    assert library is not None
+    return library
+
+
+@functools.cache
+def module(name: str) -> Any:
+    torch.manual_seed(5)
+    made = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for key, parameter in made.named_parameters():
+            if not key.endswith(("A_log", "dt_bias")):
+                parameter.mul_(4.0).add_(0.02)  # biases and gains are zero and one
+        for key, buffer in made.named_buffers():
+            if key.endswith("expert_bias"):
+                buffer.copy_(torch.linspace(-0.3, 0.3, len(buffer)))
+    return made
+
+
+def decoder_of(name: str) -> CausalDecoder:
+    made, config = copy.deepcopy(module(name)), CONFIGS[name]
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return CausalDecoder(made, made, [config.sliding_window if kind == "sliding_attention" else None for kind in kinds])
+
+
+@frozen
+class Told:
+    """Tokens, the pages that they lie in, and the lengths of the chunks that they are fed in."""
+
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+
+class Fed:
+    """A model that was opened, and what it answered: logits of each position."""
+
+    def __init__(
+        self, name: str, *, threads: int = 2, level: int = 0, most_rows: int = MOST_ROWS, int8: bool = False
+    ) -> None:
+        config: Any = CONFIGS[name]
+        decoder = decoder_of(name)
+        assert decoder.unknown() is None
+        width = 2 * getattr(config, "num_key_value_heads", 0) * getattr(config, "head_dim", 0)
+        widths = [width if layer.attention is not None else 0 for layer in decoder.layers]
+        self.pages = [torch.full((120, PAGE, width), float("nan"), dtype=torch.float32) for width in widths]
+        decoder.pack(int8=int8)
+        self.module = decoder.module
+        self.program = decoder.program(POSITIONS)
+        options = {"rows": most_rows, "positions": POSITIONS, "threads": threads, "level": level}
+        self.runner = Runner.open(loaded(), self.program, self.pages, **options)
+
+    def feed(self, parts: Sequence[tuple[Told, int, int]], states: Sequence[Tensor]) -> list[Tensor]:
+        """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence, whose state changes."""
+        tokens = [token for one, start, stop in parts for token in one.tokens[start:stop]]
+        tables: list[int] = []
+        chunks = []
+        for one, start, stop in parts:
+            chunks.append((stop - start, len(tables), 0, self.program.kept))
+            tables += one.pages[: -(-stop // PAGE)]
+        positions = [position for _, start, stop in parts for position in range(start, stop)]
+        wanted = range(len(tokens))
+        rows = Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted, states=states)
+        return list(self.runner.step(tokens, rows).split([stop - start for _, start, stop in parts]))
+
+    def all_of(self, sequences: Sequence[Told], draw: random.Random) -> list[Tensor]:
+        """Feeds all of them, some of their next chunks in each step. Logits of each sequence."""
+        found: list[list[Tensor]] = [[] for _ in sequences]
+        states = [torch.zeros(self.program.state, dtype=torch.float32) for _ in sequences]
+        at = [0] * len(sequences)
+        left = [list(one.cuts) for one in sequences]
+        while waiting := [index for index, cuts in enumerate(left) if cuts]:
+            chosen = [(index, left[index].pop(0)) for index in draw.sample(waiting, draw.randint(1, len(waiting)))]
+            parts = [(sequences[index], at[index], at[index] + count) for index, count in chosen]
+            for (index, count), logits in zip(
+                chosen, self.feed(parts, [states[index] for index, _ in chosen]), strict=True
+            ):
+                found[index].append(logits)
+                at[index] += count
+        return [torch.cat(parts) for parts in found]
+
+
+@contextmanager
+def fed(name: str, **options: Any) -> Iterator[Fed]:
+    with torch.inference_mode():
+        one = Fed(name, **options)
+        try:
+            yield one
+        finally:
+            one.runner.release()
+
+
+def sequences_of(lengths: Sequence[int], draw: random.Random) -> list[Told]:
+    pages = draw.sample(range(120), 120)
+    made = []
+    for length in lengths:
+        own = tuple(pages.pop() for _ in range(-(-length // PAGE)))
+        cuts: list[int] = []
+        while left := length - sum(cuts):
+            cuts.append(min(left, draw.choice([1, draw.randint(1, 12), draw.randint(1, MOST_ROWS)])))
+        made.append(Told(tuple(draw.randrange(VOCABULARY) for _ in range(length)), own, tuple(cuts)))
+    return made
+
+
+def whole(name: str, tokens: Sequence[int]) -> Tensor:
+    """Logits of all tokens, by transformers."""
+    logits: Tensor = module(name)(torch.tensor([tokens]), use_cache=False).logits
+    return logits[0]
+
+
+@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
+    draw = random.Random(3)
+    with fed(name, level=level) as one:
+        sequences = sequences_of([150, 1, 40], draw)
+        for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
+            expected = whole(name, sequence.tokens)
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
+@settings(max_examples=max(40, settings().max_examples // 2 - 200))
+@given(
+    name=st.sampled_from(list(CONFIGS)),
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.sampled_from([1, 2, 7, 16, 33, 129, 300]), min_size=1, max_size=4),
+    threads=st.tuples(st.sampled_from([1, 2, 5]), st.sampled_from([1, 3, 16])),
+    most_rows=st.sampled_from([1, 7, 33, MOST_ROWS]),
+    int8=st.booleans(),
+)
+def test_a_row_has_the_same_bits_in_every_batch_and_chunk(
+    name: str, seed: int, lengths: list[int], threads: tuple[int, int], most_rows: int, int8: bool
+) -> None:
+    draw = random.Random(seed)
+    sequences = sequences_of(lengths, draw)
+    with fed(name, threads=threads[0], int8=int8) as together:
+        expected = together.all_of(sequences, draw)
+    with fed(name, threads=threads[1], most_rows=most_rows, int8=int8) as alone:
+        for sequence, bits in zip(sequences, expected, strict=True):
+            (other,) = sequences_of([len(sequence.tokens)], draw)
+            assert torch.equal(alone.all_of([evolve(other, tokens=sequence.tokens)], draw)[0], bits)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_packed_module_computes_what_it_did(name: str) -> None:
+    decoder = decoder_of(name)
+    decoder.pack()
+    tokens = list(range(40))
+    with torch.inference_mode():
+        expected, found = whole(name, tokens), decoder.module(torch.tensor([tokens]), use_cache=False).logits[0]
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
+
+
+def test_a_chunk_without_a_state_is_refused() -> None:
+    told = Told(tokens=(3, 4), pages=(0,), cuts=(2,))
+    with fed("qwen3_5") as one, pytest.raises(EngineError, match="refuses a step of 2 rows: slot"):
+        one.feed([(told, 0, 2)], [])
