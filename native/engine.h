@@ -19,9 +19,9 @@ static inline int bytes_of(int format) { return format == FLOAT32 ? 4 : 2; }  //
 // Rows of one sequence; or of one slot, and how long that is; or of one of `Chunks`, which ``table`` names
 struct Block { int32_t row, rows, table, length; };
 
-// A sequence or a chunk: its rows, those of its state, and where these begin among the rows of all states and chunks; and
-// the last LSTM that changes its state
-struct Chunk { int32_t row, rows, kept, start; float* state; const Operation* changed; };
+// A sequence or a chunk: its rows, those of its state, and where these begin among the rows of all states and chunks; the
+// last LSTM that changes its state; and which of a step's saves are its own
+struct Chunk { int32_t row, rows, kept, start; float* state; const Operation* changed; int32_t saves, save_count; };
 
 // All sequences, or all chunks: [most_rows] of them, as many batches of their rows, and whose each row of all states and
 // chunks is, [most_rows + kept_rows]

@@ -82,6 +82,7 @@ void recur(const Engine& e, const Operation& o, int piece) {
     float* state = c.state + o.place + (int64_t)own * count * PANEL;
     const float skip = o.query_gain ? o.query_gain[head] : 0.0f;
     for (int i = 0; i < count * PANEL; i += 16) __builtin_prefetch(state + i, 1, 3);
+    int save = c.saves;
     for (int row = c.row; row < c.row + c.rows; row++) {
         const float *x = from.data + (int64_t)row * from.width, *gate = gates.data + (int64_t)row * gates.width + o.ahead;
         const float *query = x + split.queries + shared, *key = x + split.keys + shared;
@@ -94,6 +95,8 @@ void recur(const Engine& e, const Operation& o, int piece) {
         float* y = to.data + (int64_t)row * to.width + head * o.size + first;
         for (int p = 0; p * VL < least(PANEL, left); p++)
             store_upto(y + p * VL, o.query_gain ? fuse(all(skip), values[p], found[p]) : found[p], left - p * VL);
+        for (; save < c.saves + c.save_count && e.step.saved_rows[save] == row; save++)
+            __builtin_memcpy(e.step.saved[save] + (state - c.state), state, (size_t)count * PANEL * 4);
     }
 }
 

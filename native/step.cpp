@@ -214,7 +214,7 @@ Fault admit(Engine& e, const Step& plan) {
         std::fill_n(all.owners + one.start, one.kept + one.rows, all.count);
         all.of[all.count++] = one;
     };
-    int row = 0, begun = 0;  // the latter: where the sequence begins
+    int row = 0, begun = 0, saves = 0;  // ``begun``: where the sequence begins
     for (int c = 0; c < plan.chunk_count; c++) {
         const int32_t* chunk = plan.chunks + 4 * c;
         const int count = chunk[0], table = chunk[1], slot = chunk[2], length = chunk[3];
@@ -235,11 +235,15 @@ Fault admit(Engine& e, const Step& plan) {
         const int kept = m.state ? length : 0;
         if (m.state && m.pages && !state) return BAD_SLOT;
         if (m.state && (!within(kept, 0, std::min(m.kept, m.kept_rows - (e.owned - row))) || (!state && (kept || !m.kept)))) return BAD_SLOT;
-        const Chunk own{row, count, kept, e.owned, state, nullptr};
+        const int first_save = saves;
+        for (; saves < plan.save_count && plan.saved_rows[saves] < row + count; saves++)
+            if (!m.state || !m.pages || !plan.saved[saves] || plan.saved_rows[saves] < (saves > first_save ? plan.saved_rows[saves - 1] : row))
+                return BAD_SLOT;
+        const Chunk own{row, count, kept, e.owned, state, nullptr, first_save, saves - first_save};
         const bool begins = m.pages || !table, ends = m.pages || c + 1 == plan.chunk_count || !chunk[5];
         if (begins) begun = row;
         add(e.chunks, own);
-        if (ends) add(e.sequences, begins ? own : Chunk{begun, row + count - begun, 0, begun, nullptr, nullptr});
+        if (ends) add(e.sequences, begins ? own : Chunk{begun, row + count - begun, 0, begun, nullptr, nullptr, 0, 0});
         e.owned += kept + count;
         for (int i = 0; i < count; i++) {  // neighbours of one slot read it together
             Block* last = e.slot_count ? &e.slots[e.slot_count - 1] : nullptr;
@@ -249,6 +253,7 @@ Fault admit(Engine& e, const Step& plan) {
         row += count;
     }
     if (row != plan.rows) return BAD_ROWS;
+    if (saves != plan.save_count) return BAD_SLOT;
     for (int i = 0; i < m.count; i++) {  // two rows would change a state at once
         const Operation& o = m.operations[i];
         for (int at = 0; o.kind == LSTM && at < (o.wanted ? plan.wanted_count : plan.rows); at++) {
@@ -273,6 +278,8 @@ Fault admit(Engine& e, const Step& plan) {
     s.bans = plan.bans;
     s.found = plan.found;
     s.allowed = plan.allowed;
+    s.saved = plan.saved;
+    s.saved_rows = plan.saved_rows;
     s.copies = plan.copies;
     s.copy_count = plan.copy_count;
     if (plan.wanted_count) memcpy((void*)s.wanted, plan.wanted, plan.wanted_count * 4);

@@ -179,7 +179,9 @@ struct Step {
     float* const* states;       // [chunk_count] of [state], each written; null: a chunk has none, if its model has `kept` and
                                 // no pages
     const int32_t* copies;      // [copy_count][2]: pages that are copied before all else, from one to another; none is both
-    int32_t edit_count, ban_count, found_count, allowed_size, copy_count;
+    float* const* saved;        // [save_count] of [state], each written with the state of a row's chunk as it is behind the row
+    const int32_t* saved_rows;  // [save_count] of these, ascending; only if the model has pages
+    int32_t edit_count, ban_count, found_count, allowed_size, copy_count, save_count;
 };
 
 #pragma GCC visibility push(default)

@@ -238,11 +238,15 @@ void keep(const Engine& e, const Operation& o, int chunk) {
     const Chunk& c = e.sequences.of[chunk];
     const Buffer& from = e.model.buffers[o.from];
     if (!c.state) return;
-    const int before = least(c.kept, o.window), fresh = least(c.rows, o.window), stay = least(before, o.window - fresh);
-    float* state = c.state + o.place;
-    __builtin_memmove(state, state + (int64_t)(before - stay) * o.size, (size_t)stay * o.size * 4);
-    for (int i = 0; i < fresh; i++)
-        __builtin_memcpy(state + (int64_t)(stay + i) * o.size, from.data + (int64_t)(c.row + c.rows - fresh + i) * from.width + o.column, (size_t)o.size * 4);
+    const float* state = c.state + o.place;
+    const auto write = [&](float* to, int rows) {  // as it is behind so many rows
+        const int before = least(c.kept, o.window), fresh = least(rows, o.window), stay = least(before, o.window - fresh);
+        __builtin_memmove(to, state + (int64_t)(before - stay) * o.size, (size_t)stay * o.size * 4);
+        for (int i = 0; i < fresh; i++)
+            __builtin_memcpy(to + (int64_t)(stay + i) * o.size, from.data + (int64_t)(c.row + rows - fresh + i) * from.width + o.column, (size_t)o.size * 4);
+    };
+    for (int i = c.saves; i < c.saves + c.save_count; i++) write(e.step.saved[i] + o.place, e.step.saved_rows[i] + 1 - c.row);
+    write(c.state + o.place, c.rows);
 }
 
 // Numbers of the state of a row's chunk; and a layer's next state, by its gates: input, forget, cell and output

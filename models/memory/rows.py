@@ -4,6 +4,7 @@ library and by torch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class Rows:
         starts: for each of ``chunks``, its first row.
         types: the type of each row's token; empty: all have type 0.
         states: the state of each of ``chunks``, which a step changes; empty: chunks have none.
-        saves: rows, and for each a tensor that gets its chunk's state as it is behind that row.
+        saves: rows, ascending, and for each a tensor that gets its chunk's state as it is behind that row.
         seen: the last position that each row sees, which its chunk has; empty: its own.
     """
 
@@ -94,7 +95,7 @@ class Rows:
             order=order,
             starts=starts,
             states=() if states is None else [states.of(part.states[0]) for part in chunks],
-            saves=() if states is None else list(_saves(chunks, starts, states)),
+            saves=() if states is None else sorted(_saves(chunks, starts, states), key=itemgetter(0)),
         )
 
     def pieces(self, most: int, page_size: int, *, whole: bool = False) -> Iterator[tuple[int, int, Rows, list[int]]]:

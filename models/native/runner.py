@@ -275,11 +275,11 @@ class Runner:
         flat = chain.from_iterable
         numbers, firsts = array("i"), list[int]()  # all whole numbers of the step, one list after the other
         lists = (rows.positions, flat(rows.chunks), rows.tables, rows.wanted, fed, rows.types, flat(copies), rows.seen)
-        for each in lists:
+        for each in (*lists, [row for row, _ in rows.saves]):
             firsts.append(len(numbers) * numbers.itemsize)
             numbers.extend(each)
         place, _ = numbers.buffer_info()
-        positions, chunks, tables, wanted, tokens, types, pairs, seen = [place + first for first in firsts]
+        positions, chunks, tables, wanted, tokens, types, pairs, seen, saved_rows = [place + first for first in firsts]
         assert len(rows.states) in {0, len(rows.chunks)}, f"{len(rows.states)} states of {len(rows.chunks)} chunks"
         states = array("Q", [_floats(state, self._program.state) for state in rows.states])
         counts = len(rows.positions), len(rows.wanted), len(rows.chunks), len(rows.tables)
@@ -287,6 +287,8 @@ class Runner:
         told.tokens, told.types = tokens if fed else None, types if rows.types else None
         told.seen = seen if rows.seen else None
         told.states = states.buffer_info()[0] if states else None
+        saved = array("Q", [_floats(state, self._program.state) for _, state in rows.saves])
+        told.saved, told.saved_rows, told.save_count = saved.buffer_info()[0], saved_rows, len(saved)
         if draws is not None and draws.draws:
             told.draws, told.edits, told.found, told.allowed = map(
                 _address, (draws.draws, draws.edits, draws.found, draws.allowed)

@@ -169,8 +169,14 @@ class Fed:
         options = {"rows": most_rows, "positions": POSITIONS, "threads": threads, "level": level}
         self.runner = Runner.open(loaded(), self.program, self.pages, **options)
 
-    def feed(self, parts: Sequence[tuple[Told, int, int]], states: Sequence[Tensor]) -> list[Tensor]:
-        """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence, whose state changes."""
+    def feed(
+        self,
+        parts: Sequence[tuple[Told, int, int]],
+        states: Sequence[Tensor],
+        saves: Sequence[tuple[int, Tensor]] = (),
+    ) -> list[Tensor]:
+        """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence, whose state changes, and is saved
+        behind some rows."""
         tokens = [token for one, start, stop in parts for token in one.tokens[start:stop]]
         tables: list[int] = []
         chunks = []
@@ -179,7 +185,7 @@ class Fed:
             tables += one.pages[: -(-stop // PAGE)]
         positions = [position for _, start, stop in parts for position in range(start, stop)]
         wanted = range(len(tokens))
-        rows = Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted, states=states)
+        rows = Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted, states=states, saves=saves)
         return list(self.runner.step(tokens, rows).split([stop - start for _, start, stop in parts]))
 
     def all_of(self, sequences: Sequence[Told], draw: random.Random) -> list[Tensor]:
@@ -258,6 +264,36 @@ def test_a_row_has_the_same_bits_in_every_batch_and_chunk(
         for sequence, bits in zip(sequences, expected, strict=True):
             (other,) = sequences_of([len(sequence.tokens)], draw)
             assert torch.equal(alone.all_of([evolve(other, tokens=sequence.tokens)], draw)[0], bits)
+
+
+@pytest.mark.parametrize("name", ["lfm3", "qwen3_5", "granite hybrid"])
+def test_a_state_is_saved_as_it_is_behind_a_row(name: str) -> None:
+    """Whatever comes behind it, in one call or in several: whoever goes on from it has the same bits."""
+    draw = random.Random(4)
+    with fed(name, most_rows=33) as one:
+        first, second = sequences_of([70, 9], draw)
+        states = [torch.zeros(one.program.state, dtype=torch.float32) for _ in range(2)]
+        one.feed([(first, 0, 1), (second, 0, 5)], states)
+        rows = [0, 1, 1, 31, 32, 33, 68, 69, 72]  # of the step, whose second part begins with row 69
+        saves = [(row, torch.full_like(states[0], float("nan"))) for row in rows]
+        expected, _ = one.feed([(first, 1, 70), (second, 5, 9)], states, saves)
+        assert torch.equal(saves[1][1], saves[2][1])
+        assert torch.equal(saves[6][1], states[0])
+        assert torch.equal(saves[-1][1], states[1])
+        for row, state in saves[:6]:
+            found = one.feed([(first, row + 2, 70)], [state])[0]
+            assert torch.equal(found, expected[row + 1 :])
+        fresh = torch.zeros_like(states[0])
+        one.feed([(second, 0, 6)], [fresh])
+        assert torch.equal(fresh, saves[7][1])
+
+
+@pytest.mark.parametrize("rows", [(3,), (1, 0), (-1,)])
+def test_saves_that_are_none_are_refused(rows: Sequence[int]) -> None:
+    told = Told(tokens=(3, 4), pages=(0,), cuts=(2,))
+    with fed("lfm2") as one, pytest.raises(EngineError, match="refuses a step of 2 rows: slot"):
+        state = torch.zeros(one.program.state, dtype=torch.float32)
+        one.feed([(told, 0, 2)], [state], [(row, state.clone()) for row in rows])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
