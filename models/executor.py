@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from attrs import define, evolve, field, frozen
+from torch import Tensor
 
 from ..core.beam_pages import Copy
 from ..core.config import EngineConfig
@@ -46,7 +47,7 @@ from .sampler import Sampler
 from .sampling.beams import Search
 from .sampling.rules import ConstantBans
 from .sampling.structure import Grammars
-from .speculation import LookupProposer
+from .speculation import HeadProposer, Proposer
 
 _HOST = torch.device("cpu")
 
@@ -75,7 +76,7 @@ class _Open:
     outputs: EncoderOutputs
     grammars: Grammars
     sampler: Sampler
-    proposer: LookupProposer | None
+    proposer: Proposer | None
     token_bytes: Callable[[], TokenBytes]
 
 
@@ -200,7 +201,7 @@ class TorchExecutor:
             outputs=outputs,
             grammars=grammars,
             sampler=sampler,
-            proposer=None if speculation is None else LookupProposer(match=speculation.match),
+            proposer=None if speculation is None else blueprint.proposer(speculation, parts, own),
             token_bytes=cache(lambda: TokenBytes(tokenizer())),
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
@@ -382,11 +383,14 @@ class TorchExecutor:
         if now.proposer is not None:
             feeds = list(map(Feed.with_proposed, feeds, now.proposer.propose(feeds)))
         feeds = self._with_states(now, feeds)
-        sampled = now.sampler.sample(feeds, copies)
+        hidden: list[Tensor] | None = [] if isinstance(now.proposer, HeadProposer) else None
+        sampled = now.sampler.sample(feeds, copies, hidden)
         for feed, one in zip(feeds, sampled, strict=True):
             feed.record.grow(one)
             if now.parts.states is not None:
                 feed.record.own.leave(right=len(one.accepted) == len(feed.proposed))
+        if now.proposer is not None and hidden is not None:
+            now.proposer.learn(feeds, sampled, hidden)
         return sampled
 
     def free(self, keys: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from attrs import evolve, frozen
+from torch import Tensor
 
 from ..core.beam_pages import Copy
 from ..core.errors import EngineError
@@ -55,25 +56,28 @@ class Sampler:
     constant: ConstantBans
     eos_token_ids: tuple[int, ...]
 
-    def sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
+    def sample(
+        self, feeds: Sequence[Feed], copies: Sequence[Copy] = (), hidden: list[Tensor] | None = None
+    ) -> list[SampledToken]:
         """Feeds the chunks; a search has one chunk for each beam, side by side. Returns one result for each chunk; the
         beams of one search share a result. No record changes, but searches advance.
 
         Args:
             copies: pages that are copied before the chunks are fed.
+            hidden: as for `Runner.choose`; the native library must compute the model.
 
         Raises:
             EngineError: a sequence has no token to sample.
         """
         if not copies and all(map(_is_plain, feeds)):
-            return self._sample_each(feeds)
+            return self._sample_each(feeds, hidden)
         wanted = _wanted_rows(feeds)
         inputs = [
             feeds[index].record.sampler_input.after(feeds[index].proposed[: row - own.start])
             for index, own in wanted.samples.items()
             for row in own
         ]
-        chosen = self._choose(feeds, wanted.rows, self._draws(feeds, wanted, inputs), copies)
+        chosen = self._choose(feeds, wanted.rows, self._draws(feeds, wanted, inputs), copies, hidden)
         tokens = [token_of(one, found, self.eos_token_ids) for one, found in zip(inputs, chosen, strict=False)]
         sampled = {index: _accept(feeds[index], tokens[own.start : own.stop]) for index, own in wanted.samples.items()}
         for search, own in wanted.searches.items():
@@ -95,12 +99,12 @@ class Sampler:
                 sampled[index] = evolve(sampled[index], frames=record.frames, prompt=prompt)
         return [sampled.get(index, nothing) for index in range(len(feeds))]
 
-    def _sample_each(self, feeds: Sequence[Feed]) -> list[SampledToken]:
+    def _sample_each(self, feeds: Sequence[Feed], hidden: list[Tensor] | None) -> list[SampledToken]:
         """Samples one token for each chunk. Most steps are of this kind, so they get no more than they need."""
         rows = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
         draws = [draw_of(feed.record.sampler_input, self.constant, self.eos_token_ids) for feed in feeds]
         sampled = list[SampledToken]()
-        for feed, found in zip(feeds, self._choose(feeds, rows, draws, ()), strict=True):
+        for feed, found in zip(feeds, self._choose(feeds, rows, draws, (), hidden), strict=True):
             one = token_of(feed.record.sampler_input, found, self.eos_token_ids)
             _check(feed, (one,))
             sampled.append(one if feed.record.frames is None else evolve(one, frames=feed.record.frames))
@@ -126,11 +130,18 @@ class Sampler:
         return draws
 
     def _choose(
-        self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], draws: Sequence[Draw], copies: Sequence[Copy]
+        self,
+        feeds: Sequence[Feed],
+        rows: Sequence[tuple[int, int]],
+        draws: Sequence[Draw],
+        copies: Sequence[Copy],
+        hidden: list[Tensor] | None,
     ) -> list[Chosen]:
         """Copies the pages, feeds the chunks and answers the draws. The native library does all this in one call."""
         if self.network.native is not None:
-            return self.network.native.choose(*self.network.fed(feeds, rows, self.outputs), draws, copies)
+            return self.network.native.choose(
+                *self.network.fed(feeds, rows, self.outputs), draws, copies, hidden=hidden
+            )
         if copies:
             assert isinstance(self.paged, PagedKV), "a search reads pages"
             self.paged.copy(copies)

@@ -1,12 +1,20 @@
-"""`LookupProposer`: the text itself proposes draft tokens."""
+"""Proposers of draft tokens: `LookupProposer`, by the text itself, and `HeadProposer`, by the model's draft head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from attrs import frozen
+import torch
+from attrs import evolve, field, frozen
+from torch import Tensor
 
-from .networks.network import Feed, Record
+from ..core.plan import Chunk, SampledToken
+from .memory.kv import PagedKV
+from .memory.rows import Rows
+from .native.draws import Draw
+from .native.runner import Runner
+from .networks.network import Drafted, Feed, Record
 from .sampling.lookup import Lookup
 
 
@@ -27,6 +35,9 @@ class LookupProposer:
         """Prepares for a sequence, before its first chunk."""
         record.lookup = Lookup(self.match)
 
+    def learn(self, feeds: Sequence[Feed], sampled: Sequence[SampledToken], hidden: Sequence[Tensor]) -> None:
+        """Does nothing: what a step has sampled is learned when the next one is proposed for."""
+
     def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
         """Returns, for each chunk of a step, up to ``draft_tokens`` tokens that may follow it."""
         share = max(self.pace // max(len(feeds), 1), self.least)
@@ -38,6 +49,107 @@ class LookupProposer:
             count, lookup, tokens = feed.part.draft_tokens, feed.record.lookup, feed.record.tokens
             proposed.append(clipped(feed.record, lookup.propose(tokens, count)) if count and lookup is not None else ())
         return proposed
+
+
+@frozen(kw_only=True)
+class HeadProposer:
+    """Proposes the tokens that a draft head finds likeliest, one after another.
+
+    After each step the head reads the positions whose next token is known, and finds the token behind that one. Before
+    the next step it goes on from its own tokens. Its keys and values lie in pages with the numbers of the sequence's
+    pages. Beside more sequences than ``most`` it reads nothing: what it then finds later is worse, and so is refused.
+
+    Args:
+        runner: the program of the head.
+        paged: the keys and values of the head.
+        norm: the norm behind the model's last layer.
+        most: the most sequences of a step that the head reads.
+    """
+
+    runner: Runner
+    paged: PagedKV
+    norm: Callable[[Tensor], Tensor]
+    most: int
+
+    def start(self, record: Record) -> None:
+        """Prepares for a sequence, before its first chunk."""
+
+    def learn(self, feeds: Sequence[Feed], sampled: Sequence[SampledToken], hidden: Sequence[Tensor]) -> None:
+        """Reads a step that is done.
+
+        Args:
+            hidden: the hidden states of the step's rows behind the last layer, in pieces.
+        """
+        if len(feeds) > self.most:
+            return
+        states, parts, ends, row = self.norm(torch.cat(list(hidden))), list[_Part](), list[_Part](), 0
+        for feed, one in zip(feeds, sampled, strict=True):
+            start, length = feed.part.start, feed.part.length
+            tokens = feed.record.tokens[start + 1 : start + 1 + length - len(feed.proposed) + len(one.accepted)]
+            own, row = states[row : row + len(tokens)], row + length
+            if feed.record.search is not None or not tokens:
+                continue
+            known = feed.part.samples and start + len(tokens) + 1 == len(feed.record.tokens)
+            if len(tokens) > known:
+                stop = len(tokens) - known
+                parts.append(_Part(feed, start, tokens[:stop], own[:stop]))
+            if known:
+                ends.append(_Part(feed, start + len(tokens) - 1, tokens[-1:], own[-1:]))
+        if parts:
+            self._read(parts, wanted=False)
+        for part, found in zip(ends, self._read(ends) if ends else (), strict=True):
+            part.feed.record.drafted = Drafted(len(part.feed.record.tokens), *found)
+
+    def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+        """Returns, for each chunk of a step, up to ``draft_tokens`` tokens that may follow it."""
+        proposed: list[list[int]] = [[] for _ in feeds]
+        chains = list[_Part]()
+        for feed, own in zip(feeds, proposed, strict=True):
+            drafted, known = feed.record.drafted, len(feed.record.tokens)
+            if not feed.part.draft_tokens or drafted is None or drafted.known != known:
+                continue
+            own.append(drafted.token)
+            chains.append(_Part(feed, known - 1, own[-1:], torch.from_numpy(drafted.hidden)[None], own))
+        while chains := [part for part in chains if len(part.proposed) < part.feed.part.draft_tokens]:
+            longer = list[_Part]()
+            for part, (token, hidden) in zip(chains, self._read(chains), strict=True):
+                part.proposed.append(token)
+                longer.append(evolve(part, start=part.start + 1, tokens=[token], states=torch.from_numpy(hidden)[None]))
+            chains = longer
+        return [clipped(feed.record, tuple(own)) for feed, own in zip(feeds, proposed, strict=True)]
+
+    def _read(self, parts: Sequence[_Part], *, wanted: bool = True) -> Iterator[tuple[int, Any]]:
+        """Feeds the head. Yields for each part, whose one row is ``wanted``, the likeliest token behind its token, and
+        the head's hidden state."""
+        chunks = [part.chunk for part in parts]
+        rows = Rows.of(chunks, [(index, 0) for index in range(len(parts))] if wanted else (), self.paged.page_size)
+        tokens = [token for part in parts for token in part.tokens]
+        states = torch.cat([part.states for part in parts]).float()
+        chosen = self.runner.choose(states, rows, [Draw()] * len(parts) if wanted else (), tokens=tokens)
+        hidden = self.runner.last_hidden(len(chosen)).numpy()
+        for index, one in enumerate(chosen):
+            yield one.token, hidden[index]
+
+
+@frozen
+class _Part:
+    """Positions of one sequence from ``start`` on that a draft head reads: the token behind each, and the hidden states
+    [positions, hidden]. ``proposed`` has the tokens of a chain."""
+
+    feed: Feed
+    start: int
+    tokens: list[int]
+    states: Tensor
+    proposed: list[int] = field(factory=list)
+
+    @property
+    def chunk(self) -> Chunk:
+        """The positions, as a chunk of a step."""
+        part, length = self.feed.part, len(self.tokens)
+        return Chunk(part.sequence_id, self.start, length, part.page_table, part.cross_slot, samples=False)
+
+
+Proposer = LookupProposer | HeadProposer
 
 
 def clipped(record: Record, proposed: tuple[int, ...]) -> tuple[int, ...]:

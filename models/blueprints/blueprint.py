@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ...core import log_lines
-from ...core.config import EngineConfig
+from ...core.config import EngineConfig, Speculation
 from ...core.errors import InvalidRequest
 from ...core.model import Kind, ModelDescription
 from ..architectures.items import ItemSettings
@@ -43,6 +43,7 @@ from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from ..networks.whisper_network import WhisperAligner
+from ..speculation import LookupProposer, Proposer
 from ..speech.known import with_speech
 from .comparison import LONGEST, compare_decoder, compare_items
 from .passed import PassedComparisons, comparison_key
@@ -226,6 +227,10 @@ class Blueprint:
         """Returns ``network`` with the parts that make it faster. These refer to all other parts, so they are allocated
         last and released first."""
         return network
+
+    def proposer(self, speculation: Speculation, parts: Parts, own: Own) -> Proposer:  # noqa: ARG002
+        """Returns the proposer of draft tokens. It is allocated after all that `take` and `hasten` return."""
+        return LookupProposer(match=speculation.match)
 
     def prove(self, network: Network) -> None:
         """Raises `UnsupportedModel` if the loaded model does not compute as expected."""

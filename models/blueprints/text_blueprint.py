@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 from attrs import evolve, frozen
 from torch import nn
 
+from ...core.config import Speculation
 from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
@@ -19,7 +21,9 @@ from ..checkpoints.loading import load_module
 from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
+from ..memory.kv import PagedKV
 from ..native.decoders import CausalDecoder
+from ..native.draft_head import DraftDecoder, DraftHead, read_draft_head
 from ..native.encoders import TextEncoder
 from ..native.runner import Runner
 from ..native.towers import Tower, known_tower
@@ -27,8 +31,12 @@ from ..networks.causal import CausalDecode, CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
+from ..speculation import HeadProposer, Proposer
 from .blueprint import NATIVE_ROWS, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder, refusal_of, refused
+
+_DRAFT_HEAD = "draft_head"
+"""The name of a `DraftHead` in a module."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -53,7 +61,9 @@ class TextBlueprint(ModuleBlueprint):
     def read(self) -> nn.Module:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
         if checkpoint.family is not None:
-            return checkpoint.family.load(folder, self.dtype)
+            module = checkpoint.family.load(folder, self.dtype)
+            self._read_drafts(module)
+            return module
         quantized, lazily = checkpoint.quantized, self.not_native() is None
         module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", quantized=quantized, lazily=lazily)
         others = adopt_quantized(module, self.dtype) if quantized else []
@@ -62,21 +72,67 @@ class TextBlueprint(ModuleBlueprint):
                 f"{folder} has layers with another quantization ({', '.join(others[:3])}); allowed: int8, symmetric, "
                 "with one scale for each output"
             )
+        if not quantized:
+            self._read_drafts(module)
         return module
 
     def pack(self, module: nn.Module, decoder: CausalDecoder | TextEncoder | None) -> None:
         int8, tower = self.config.quantization is not None, self._tower(module)
         if not isinstance(tower, str):
             tower.pack(int8=int8)
+        drafts = getattr(module, _DRAFT_HEAD, None)
+        if drafts is not None and (why_not := self._no_drafts(drafts, decoder)):
+            self.log_drafts(why_not)
+            delattr(module, _DRAFT_HEAD)
         if isinstance(decoder, CausalDecoder):
             with refused(partial(refusal_of, self.checkpoint), module, "expert by expert"):
                 answers = decoder.pack(int8=int8, answering=not self.has_passed("experts"))
             if answers:
                 self.compare_items(module, partial(list, answers), decoder.answers, "experts")
+            if hasattr(module, _DRAFT_HEAD):
+                DraftDecoder(module.draft_head).pack(int8=int8)
         elif decoder is not None:
             decoder.pack(int8=int8)
         elif int8:
             quantize_modules(module, self._language(module))
+
+    def _read_drafts(self, module: Any) -> None:
+        """Adds the checkpoint's draft head to ``module``, if there is one and draft tokens are wanted."""
+        if self.kind is not Kind.DECODER or self.config.speculation_for(self.kind, str(self.device)) is None:
+            return
+        head = read_draft_head(module, self._language(module), self.checkpoint.folder, self.dtype)
+        if isinstance(head, str):
+            self.log_drafts(head)
+        else:
+            setattr(module, _DRAFT_HEAD, head)
+
+    def _no_drafts(self, head: DraftHead, decoder: CausalDecoder | TextEncoder | None) -> str | None:
+        """Returns the reason why the draft head is not used; ``None``: it is."""
+        if not isinstance(decoder, CausalDecoder):
+            return "the native library does not compute the model"
+        return DraftDecoder(head).unknown()
+
+    def log_drafts(self, why_not: str) -> None:
+        """Logs why a checkpoint's draft head proposes nothing."""
+        told = "the draft head of %s proposes no tokens, but the text does: %s"
+        logging.getLogger("triolet").debug(told, self.checkpoint.architecture, why_not)
+
+    def proposer(self, speculation: Speculation, parts: Parts, own: Own) -> Proposer:
+        module, network = parts.model.module, parts.network
+        head = getattr(module, _DRAFT_HEAD, None)
+        if head is None or network.native is None or not isinstance(parts.paged, PagedKV):
+            return super().proposer(speculation, parts, own)
+        layer = self.decoder.kv[head.config.layer_types.index("full_attention")]
+        sizes = {"pages": self.chosen.pages, "page_size": self.config.page_size}
+        paged = PagedKV.allocate(layers=(layer,), **sizes, dtype=self.kv_dtype, device=self.device)
+        runner = self.open_runner(DraftDecoder(head).program(self.positions), own("draft_kv", paged))
+        norm = self._language(module).base_model.norm
+        return HeadProposer(
+            runner=own("native", runner),
+            paged=paged,
+            norm=lambda rows: norm(rows.to(self.dtype)),
+            most=speculation.most_running,
+        )
 
     def check_kv_dtype(self, why_not: str | None) -> None:
         if self.keeps_kv or self.kv_dtype == self.dtype:

@@ -149,8 +149,12 @@ class CausalDecoder:
             int8: quantize the matrices.
             answering: compute the answers; otherwise none are returned.
         """
-        answers = list[Tensor]()
         pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)  # the largest
+        return self.pack_layers(int8=int8, answering=answering)
+
+    def pack_layers(self, *, int8: bool = False, answering: bool = False) -> list[Tensor]:
+        """Packs the layers alone, as `pack` does."""
+        answers = list[Tensor]()
         for layer in self.layers:
             for kind, (parent, names) in layer.matrices.items():
                 pack_linears(parent, names, int8=int8, order=layer.order(kind))
@@ -176,11 +180,11 @@ class CausalDecoder:
         """
         recipe = self.recipe
         assert recipe is not None, "`unknown` gives the reason"
-        return _ProgramWriter(self, recipe, positions).write()
+        return ProgramWriter(self, recipe, positions).write()
 
 
 @define(eq=False)
-class _ProgramWriter:
+class ProgramWriter:
     """A writer of the program of one decoder.
 
     Hidden states are kept without the factor of the embeddings, by which no norm of them is changed but for its
@@ -200,8 +204,7 @@ class _ProgramWriter:
         base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
         layers = list(self.decoder.layers)
         program.kept = max((each.kept for layer in layers if (each := layer.recurrent) is not None), default=0)
-        hidden, embedding = program.buffer(config.hidden_size), self.decoder.module.get_input_embeddings()
-        program.look_up(hidden, embedding.panels(), embedding.scale, self._places())
+        hidden = self.enter()
         for index, layer in enumerate(layers):
             first, behind, second, last = layer.norms
             fed: dict[str, Any] = {"norm": self._norm(second), "activation": ACTIVATIONS[self.decoder.activation]}
@@ -220,11 +223,24 @@ class _ProgramWriter:
         if head is not None:
             cap = config.final_logit_softcapping if recipe.caps else None  # others ignore what a file may say
             scale = self._setting(recipe.logits_by) / self._setting(recipe.logits_over)
-            panels, program.has_head, program.chooses = head.panels(), True, True
+            panels, program.has_head, program.chooses = self.choices(head.panels()), True, True
             logits = program.buffer(panels.outputs)
             ending = Ending.CAPPED if cap else Ending.STORE
             program.linear(end, logits, panels, ending, cap=cap or 0.0, scale=scale, wanted=True)
         return program
+
+    def enter(self) -> int:
+        """Writes what comes before the layers. Returns the buffer of hidden states."""
+        hidden, embedding = (
+            self.program.buffer(self.decoder.config.hidden_size),
+            self.decoder.module.get_input_embeddings(),
+        )
+        self.program.look_up(hidden, embedding.panels(), embedding.scale, self._places())
+        return hidden
+
+    def choices(self, panels: Panels) -> Panels:
+        """Returns the part of the head's matrix that logits are computed with."""
+        return panels
 
     def _mixed(self, index: int, layer: DecoderLayer, hidden: int, norm: Normed | None) -> list[tuple[int, str, float]]:
         """Computes attention and the recurrent part of a layer, of the same hidden states. Returns for each its buffer,

@@ -199,6 +199,9 @@ class Runner:
         rows: Rows,
         draws: Sequence[Draw],
         copies: Sequence[tuple[int, int]] = (),
+        *,
+        tokens: Sequence[int] = (),
+        hidden: list[Tensor] | None = None,
     ) -> list[Chosen]:
         """Runs a step, and answers the draw of each wanted row. If tokens are fed, Python's lock is released only once,
         since numpy allocates memory without releasing it.
@@ -208,6 +211,8 @@ class Runner:
             draws: one for each wanted row.
             copies: pairs of pages; before the step the first page of a pair is copied to the second. No page is in two
                 pairs.
+            tokens: tokens that the program looks up beside embeddings that are ``fed``, one for each row.
+            hidden: gets the hidden states behind the last layer, [rows, hidden], of one call after the other.
 
         Returns:
             The answers, one for each draw.
@@ -227,8 +232,11 @@ class Runner:
             self._buffers[0].data = _floats(fed[start:stop], inputs) if isinstance(fed, Tensor) else place
             self._buffers[last].data = place + 4 * inputs
             told = Arrays.of([draws[index] for index in wanted])
-            tokens = () if isinstance(fed, Tensor) else fed[start:stop]
-            self._run(piece, StepPart.WHOLE, tokens, told, () if start else copies)
+            words = tokens[start:stop] if isinstance(fed, Tensor) else fed[start:stop]
+            self._run(piece, StepPart.WHOLE, words, told, () if start else copies)
+            if hidden is not None:
+                own = fed[start:stop] if isinstance(fed, Tensor) else torch.from_numpy(first_and_last[:inputs])
+                hidden.append(own.view(stop - start, program.widths[0]))
             for index, answer in zip(wanted, told.answers(), strict=True):
                 found[index] = answer
         return found
@@ -249,6 +257,10 @@ class Runner:
         self._buffers[len(self._program.widths) - 1].data = _floats(found)
         self._run(rows, StepPart.WHOLE if scores else StepPart.HEADLESS, tokens)
         return found
+
+    def last_hidden(self, count: int) -> Tensor:
+        """Returns a copy of the last hidden states of the ``count`` wanted rows of the last call."""
+        return self._tensors[len(self._program.widths) - 3][:count].clone()
 
     def head(self, hidden: Tensor) -> Tensor:
         """Computes logits [rows, vocabulary] from last hidden states, float32 [rows, hidden]."""

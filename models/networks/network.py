@@ -29,6 +29,16 @@ from ..sampling.rules import SamplerInput
 from ..sampling.structure import Guide
 
 
+@frozen
+class Drafted:
+    """The proposal of a draft head after ``known`` tokens of a sequence: the token at that position, and the head's
+    hidden state, numpy float32 [hidden]."""
+
+    known: int
+    token: int
+    hidden: Any = field(repr=False)
+
+
 @define(eq=False)
 class Record:
     """A sequence as the executor knows it: all its tokens, sampled ones included.
@@ -42,6 +52,7 @@ class Record:
     guide: Guide | None = None  # its position in its structured output
     track: Track | None = None  # its position among the marks of its reasoning
     lookup: Lookup | None = field(default=None, repr=False)  # for `LookupProposer`, see `triolet.models.speculation`
+    drafted: Drafted | None = field(default=None, repr=False)  # for `HeadProposer`
     notes: Any = field(default=None, repr=False)
     frames: tuple[int, int] | None = None  # of the last token, as `SampledToken.frames`
     prompt_logprobs: list[Any] = field(factory=list, repr=False)  # of what is read, as in `SampledToken.prompt`

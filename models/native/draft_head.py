@@ -1,0 +1,164 @@
+"""A draft head: one more layer, which proposes the token behind the next one from the hidden states behind the last
+layer (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2; Qwen3.5 has one).
+
+The head reads, at each position, the normalized hidden state of the position and the embedding of the token behind it.
+It shares the model's embeddings and the matrix of logits, of which it uses the first rows alone: byte-pair vocabularies
+begin with their frequent tokens, and the whole matrix is a third of a small model.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, evolve
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from ..checkpoints.files import find_weights
+from .decoders import CausalDecoder, ProgramWriter
+from .library import Ending
+from .panels import PANEL, Panels
+from .parts import norm_of, pack_linears
+from .program import Program
+
+_PREFIX = "mtp."
+_FREQUENT = 32_768  # tokens that the head may propose
+
+
+class DraftHead(nn.Module):
+    """The draft head of a model whose decoder is ``language``. Its weights are missing at first.
+
+    Args:
+        module: the whole model.
+        layer: the number of the decoder's layer that the head's layer is like, which attends to all positions.
+    """
+
+    def __init__(self, module: Any, language: Any, layer: int) -> None:
+        super().__init__()
+        base = language.base_model
+        self.config, width, norm = base.config, base.config.hidden_size, type(base.norm)
+        self.layers = nn.ModuleList([type(base.layers[layer])(base.config, layer)])
+        self.norm, self.enorm, self.hnorm = (norm(width, eps=self.config.rms_norm_eps) for _ in range(3))
+        self.from_words, self.from_hidden = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self._shared = (module, base.rotary_emb)  # a tuple hides modules that are others' from torch
+
+    @property
+    def base_model(self) -> Any:
+        """The module that has the layers."""
+        return self
+
+    @property
+    def rotary_emb(self) -> Any:
+        """The rotary positions, which are the model's."""
+        return self._shared[1]
+
+    def get_input_embeddings(self) -> Any:
+        """Returns the model's token embedding."""
+        return self._shared[0].get_input_embeddings()
+
+    def get_output_embeddings(self) -> Any:
+        """Returns the model's matrix of logits."""
+        return self._shared[0].get_output_embeddings()
+
+    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Returns the head's hidden states [rows, width] of one sequence, computed by transformers' layer. The library
+        computes the same.
+
+        Args:
+            hidden: the normalized hidden states behind the model's last layer [rows, width].
+            tokens: the token behind each position [rows].
+            positions: [rows].
+        """
+        words, places = self.enorm(self.get_input_embeddings()(tokens)), positions[None]
+        joined = self.from_words(words) + self.from_hidden(self.hnorm(hidden))
+        masked = torch.full((len(tokens), len(tokens)), -torch.inf, dtype=joined.dtype).triu(1)[None, None]
+        turned = self.rotary_emb(joined[None], places)
+        states = self.layers[0](joined[None], position_embeddings=turned, attention_mask=masked, position_ids=places)
+        normed: Tensor = self.norm(states[0] if isinstance(states, tuple) else states)[0]
+        return normed
+
+
+def read_draft_head(module: Any, language: Any, folder: Path, dtype: torch.dtype) -> DraftHead | str:
+    """Returns the draft head of the checkpoint in ``folder``, or the reason why there is none, as text."""
+    weights = _read(folder, dtype)
+    if not weights:
+        return "the checkpoint has none"
+    kinds = list(getattr(language.base_model.config, "layer_types", None) or ())
+    if "full_attention" not in kinds:
+        return "no layer of the model attends to all positions"
+    if any(not name.startswith("layers.0.") for name in weights if name.startswith("layers.")):
+        return "it has several layers; known: one"
+    head = DraftHead(module, language, kinds.index("full_attention")).to(dtype)
+    fused, width = weights.pop("fc.weight", None), language.base_model.config.hidden_size
+    if fused is not None and fused.shape == (width, 2 * width):
+        weights |= {"from_words.weight": fused[:, :width], "from_hidden.weight": fused[:, width:]}
+    names = {"pre_fc_norm_embedding.weight": "enorm.weight", "pre_fc_norm_hidden.weight": "hnorm.weight"}
+    named = {names.get(name, name): weight for name, weight in weights.items()}
+    expected = {name: weight.shape for name, weight in head.state_dict().items()}
+    if {name: weight.shape for name, weight in named.items()} != expected:
+        odd = sorted(expected.keys() ^ named.keys()) or ["shapes"]
+        return f"it has other weights than a layer of the model: {', '.join(odd[:3])}"
+    head.load_state_dict(named)
+    return head.eval()
+
+
+def _read(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns the weights of the draft head by their names in it, in memory of their own."""
+    found: dict[str, Tensor] = {}
+    for path in find_weights(folder):
+        if path.suffix != ".safetensors":
+            continue
+        with safe_open(path, framework="pt") as file:
+            own = [name for name in file.keys() if name.startswith(_PREFIX)]  # noqa: SIM118  (not a mapping)
+            found |= {
+                re.sub(f"^{re.escape(_PREFIX)}", "", name): file.get_tensor(name).to(dtype, copy=True) for name in own
+            }
+    return found
+
+
+@define(eq=False)
+class DraftDecoder:
+    """A draft head as the native library computes it."""
+
+    head: DraftHead
+
+    @property
+    def _decoder(self) -> CausalDecoder:
+        return CausalDecoder(self.head, self.head, (None,))
+
+    def unknown(self) -> str | None:
+        """Returns the reason why the head cannot be a program; ``None``: it can."""
+        return self._decoder.unknown()
+
+    def pack(self, *, int8: bool) -> None:
+        """Packs the head's own matrices."""
+        self._decoder.pack_layers(int8=int8)
+        for name in ("from_words", "from_hidden"):
+            pack_linears(self.head, (name,), int8=int8)
+
+    def program(self, positions: int) -> Program:
+        """Writes the program, which reads hidden states and tokens, and chooses tokens. The model must be packed."""
+        decoder = self._decoder
+        recipe = decoder.recipe
+        assert recipe is not None, "`unknown` gives the reason"
+        return _DraftWriter(decoder, recipe, positions).write()
+
+
+@define(eq=False)
+class _DraftWriter(ProgramWriter):
+    def enter(self) -> int:
+        head: DraftHead = self.decoder.module
+        program, embedding, width = self.program, head.get_input_embeddings(), head.config.hidden_size
+        given, words, hidden = (program.buffer(width) for _ in range(3))
+        program.look_up(words, embedding.panels(), embedding.scale)
+        program.linear(words, hidden, head.from_words.panels(), Ending.STORE, norm=norm_of(head.enorm))
+        program.linear(given, hidden, head.from_hidden.panels(), Ending.ADD, norm=norm_of(head.hnorm))
+        return hidden
+
+    def choices(self, panels: Panels) -> Panels:
+        count = min(panels.outputs, _FREQUENT) // PANEL * PANEL or panels.outputs
+        bias = None if panels.bias is None else panels.bias[:count]
+        return evolve(panels, outputs=count, packed=panels.packed[: count // PANEL], bias=bias)
