@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from triolet.core.planning.sequence import Phase, Sequence
-from triolet.core.request import Request
+from triolet.core.request import Request, SamplingParams
 
 from .test_planner_machines import SearchMachine
 
@@ -53,6 +53,21 @@ class StatesMachine(SearchMachine):
         text = (*range(2, 1 + length), 50 + first)
         self.ask(text, (), max_tokens=max_tokens, poison=False)
 
+    @rule(
+        length=st.integers(5, 12),
+        more=st.integers(0, 3),
+        turns=st.integers(3, 9),
+        max_tokens=st.integers(1, 6),
+        beams=st.sampled_from((1, 1, 2, 3)),
+    )
+    def submit_again(self, length: int, more: int, turns: int, max_tokens: int, beams: int) -> None:
+        """A prompt that goes on from where another one has come."""
+        self.submit_long(1, length, max_tokens)
+        self.work_on(turns)
+        text, sampling = tuple(range(2, 2 + length + more)), SamplingParams(beam_size=beams)
+        self.ask(text, (), max_tokens=max_tokens, poison=False, sampling=sampling)
+        self.plan()
+
     @rule(turns=st.integers(4, 12))
     def work_on(self, turns: int) -> None:
         """The device works undisturbed for a while."""
@@ -63,8 +78,10 @@ class StatesMachine(SearchMachine):
             self.cache_answers(most=len(self.answers))
 
     def found_pages(self, sequence: Sequence) -> tuple[int, int]:
-        """And a state that has read all of them."""
+        """And a state that has read all of them, if its own states leave room for that one."""
         room, found = self.planner._room, []
+        if sequence.beams == self.limits.states:
+            return 0, 0
         for most in super().found_pages(sequence):
             ends = [end for end in range(1, most + 1) if room.states.has(sequence.page_keys.last_of(end))]
             found.append(max(ends, default=0))
