@@ -12,6 +12,7 @@ from .added import KyutaiSpeech, VoxtralRealtime
 from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
+from .pictures import GotOcr, InternVL, LightOnOcr, Pixtral
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Gemma3, Llava, QwenVision, Tiled
 
@@ -33,7 +34,13 @@ def _families() -> dict[str, Family]:
         "qwen2_5_vl": QwenVision("Qwen2_5_VLForConditionalGeneration"),
         "qwen3_vl": QwenVision("Qwen3VLForConditionalGeneration"),
         "qwen3_vl_moe": QwenVision("Qwen3VLMoeForConditionalGeneration"),
+        "paddleocr_vl": QwenVision("PaddleOCRVLForConditionalGeneration"),
+        "glm_ocr": QwenVision("GlmOcrForConditionalGeneration"),
         "gemma3": Gemma3(),
+        "internvl": InternVL(),
+        "mistral3": Pixtral(),
+        "got_ocr2": GotOcr(),
+        "lighton_ocr": LightOnOcr(),
         "llava": Llava(),
         "idefics3": Tiled("Idefics3ForConditionalGeneration"),
         "smolvlm": Tiled("SmolVLMForConditionalGeneration"),

@@ -27,8 +27,9 @@ _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # by the typ
 
 @frozen
 class QwenVision(Family):
-    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024; Bai et al. 2025): images of any size, positions in three
-    axes. In Qwen3-VL layers of the encoder also go to the first layers of the decoder (Meng et al. 2024, "DeepStack").
+    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024; Bai et al. 2025), PaddleOCR-VL (Cui et al. 2025) and
+    GLM-OCR: images of any size, positions in three axes. In Qwen3-VL layers of the encoder also go to the first layers
+    of the decoder (Meng et al. 2024, "DeepStack").
     """
 
     def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -71,15 +72,16 @@ class QwenVision(Family):
         return (config.video_token_id,)
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:
-        ends = map(tokenizer.convert_ids_to_tokens, (config.vision_start_token_id, config.vision_end_token_id))
-        begin, end = (text or "" for text in ends)
+        names = "vision" if hasattr(config, "vision_start_token_id") else "image"
+        ends = (getattr(config, f"{names}_{end}_token_id") for end in ("start", "end"))
+        begin, end = (text or "" for text in map(tokenizer.convert_ids_to_tokens, ends))
         return begin, end
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:  # noqa: ARG002
         """Reads as many patches as the image needs. A square of ``merge_size`` by ``merge_size`` patches becomes one
         embedding.
         """
-        outputs = _process(processor, item)
+        outputs = process(processor, item)
         grid = outputs["image_grid_thw"][0]
         embeddings = int(grid.prod()) // processor.merge_size**2
         return ReadItem(
@@ -112,7 +114,7 @@ class Llava(Family):
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         """Reads one square of patches; the encoder may put embeddings of its own before them."""
-        pixels, vision = _process(processor, item)["pixel_values"][0], config.vision_config
+        pixels, vision = process(processor, item)["pixel_values"][0], config.vision_config
         extra = _CLASS_TOKENS[vision.model_type] - (config.vision_feature_select_strategy == "default")
         height, width = pixels.shape[-2:]
         embeddings = (height // vision.patch_size) * (width // vision.patch_size) + extra
@@ -142,7 +144,7 @@ class Gemma3(Family):
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         """Reads one square, and no crops of it, as transformers does unless it is asked to."""
-        pixels, count = _process(processor, item, do_pan_and_scan=False)["pixel_values"][0], config.mm_tokens_per_image
+        pixels, count = process(processor, item, do_pan_and_scan=False)["pixel_values"][0], config.mm_tokens_per_image
         text = f"\n\n<start_of_image>{token * count}<end_of_image>\n\n"
         return ReadItem(payload={"pixel_values": pixels}, text=text, embeddings=count)
 
@@ -166,7 +168,7 @@ class Tiled(Family):
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         """Reads rows and columns of tiles, then the whole image; the text in the prompt names the place of each
         tile."""
-        outputs = _process(processor, item, return_row_col_info=True)
+        outputs = process(processor, item, return_row_col_info=True)
         pixels = outputs["pixel_values"][0]
         tiles, embeddings = len(pixels), _cells_of(pixels, config)
         mask = outputs.get("pixel_attention_mask")
@@ -198,7 +200,7 @@ def _tell_layers(_: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, d
     return args, {**given, "visual_pos_masks": rows, "deepstack_visual_embeds": added}
 
 
-def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:
+def process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:
     """Returns the outputs of ``processor`` for an image that `load_image` has read. The image is converted to RGB, with
     transparency on white, as in transformers.
     """

@@ -20,6 +20,7 @@ PAGED = "triolet_paged"
 _HARMLESS = frozenset(
     {
         "cache_position",
+        "logits_to_keep",
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",

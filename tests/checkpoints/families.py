@@ -20,6 +20,7 @@ from typing import Any
 
 from .checkpoints import HIDDEN, LAYERS, TARGETS, classes, random_model, save_checkpoint, special_ids, text_settings
 from .frame_families import FRAME_MAKERS
+from .image_families import IMAGE_MAKERS
 from .speech_families import SPEECH_MAKERS
 from .words import (
     BART,
@@ -212,6 +213,7 @@ _INTERLEAVED = {
     "rope_parameters": {"rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
     "head_dim": 16,
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _TOWER = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -359,11 +361,13 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "qwen2_vl": partial(_qwen_vision, "Qwen2VL", {"embed_dim": 32, "hidden_size": HIDDEN}),
     "qwen2_5_vl": partial(_qwen_vision, "Qwen2_5_VL", _WINDOWED),
     "qwen3_vl": partial(_qwen_vision, "Qwen3VL", _DEEP, **_INTERLEAVED),
+    "qwen3_vl_moe": partial(_qwen_vision, "Qwen3VLMoe", _DEEP, **_INTERLEAVED, **_EXPERTS),
     "gemma3_vision": _gemma3_vision,
     "llava": _llava,
     "idefics3": partial(_tiled, "Idefics3"),
     "smolvlm": partial(_tiled, "SmolVLM"),
     "qwen2_audio": _qwen2_audio,
+    **IMAGE_MAKERS,
     **SPEECH_MAKERS,
     **FRAME_MAKERS,
     "bart": _bart,

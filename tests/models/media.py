@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,17 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3_vision": "<start_of_image>",
     "llava": "<image>",
     "idefics3": "<image>",
     "smolvlm": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "mistral3": "[IMG]",
+    "lighton_ocr": "<|image_pad|>",
+    "got_ocr2": "<img><imgpad></img>",
+    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     **_HEARD,
     **TOWERS,
@@ -45,6 +53,7 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLProcessor", {"video_processor": None}),
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", {"video_processor": None}),
     "qwen3_vl": ("Qwen3VLProcessor", {"video_processor": None}),
+    "qwen3_vl_moe": ("Qwen3VLProcessor", {"video_processor": None}),
     "gemma3_vision": ("Gemma3Processor", {"image_seq_length": 9}),
     "llava": (
         "LlavaProcessor",
@@ -52,7 +61,19 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "idefics3": ("Idefics3Processor", {"image_seq_len": 4}),
     "smolvlm": ("SmolVLMProcessor", {"image_seq_len": 4, "video_processor": None}),
+    "internvl": ("InternVLProcessor", {"image_seq_length": 4, "video_processor": None}),
+    "mistral3": ("PixtralProcessor", {"patch_size": 8, "spatial_merge_size": 2}),
+    "lighton_ocr": ("LightOnOcrProcessor", {"patch_size": 8, "spatial_merge_size": 2}),
+    "got_ocr2": ("GotOcr2Processor", {}),
+    "paddleocr_vl": ("PaddleOCRVLProcessor", {}),
+    "glm_ocr": ("Glm46VProcessor", {"video_processor": None}),
     "qwen2_audio": ("Qwen2AudioProcessor", {}),
+}
+_MODULES = {  # of processors
+    "qwen3_vl_moe": "qwen3_vl",
+    "gemma3_vision": "gemma3",
+    "mistral3": "pixtral",
+    "glm_ocr": "glm46v",
 }
 
 
@@ -114,7 +135,8 @@ class Checkpoint:
         if self.name == "qwen2_audio":
             rate = processor.feature_extractor.sampling_rate
             return dict(processor(text=prompt, audio=items, sampling_rate=rate, return_tensors="pt"))
-        return dict(processor(text=[prompt], images=items, return_tensors="pt"))
+        more = {"num_image_tokens": 4} if self.name == "got_ocr2" else {}
+        return dict(processor(text=[prompt], images=items, return_tensors="pt", **more))
 
 
 def listened(processor: Any, prompt: str, items: list[Any]) -> dict[str, Any]:
@@ -143,7 +165,10 @@ def make_processor(name: str, folder: Path) -> Any:
         found.__class__ = type("Lenient", (type(found),), {"validate_inputs": lambda self, **given: None})
         return found
     class_name, options = _PROCESSORS[name]
-    module = name.removesuffix("_vision")
+    module = _MODULES.get(name, name)
+    if module == "pixtral":  # its processor imports a function from the other form, which needs torchvision
+        source = "transformers.models.pixtral.image_processing{}_pixtral"
+        sys.modules.setdefault(source.format(""), importlib.import_module(source.format("_pil")))
     wanted = getattr(importlib.import_module(f"transformers.models.{module}.processing_{module}"), class_name)
 
     class Processor(wanted):  # type: ignore[misc, valid-type]

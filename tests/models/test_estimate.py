@@ -18,6 +18,7 @@ from triolet.models.memory.budget import Available, Budget
 
 from ..checkpoints.families import make_checkpoint
 from ..checkpoints.frame_families import FRAME_MAKERS
+from ..checkpoints.image_families import IMAGE_MAKERS
 from .media import SPEECH
 from .test_budget import BASE, SMOL
 from .test_stored_int8 import compressed
@@ -39,6 +40,7 @@ CASES = [
     ("llava", {}),
     ("qwen3_vl", {}),
     ("gemma3_vision", {}),
+    *((name, {}) for name in IMAGE_MAKERS),
     ("smolvlm", {"quantization": "int8"}),
     ("qwen3_asr", {"quantization": "int8"}),
     *((name, {}) for name in (*SPEECH, *TOWERS)),

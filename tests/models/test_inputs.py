@@ -60,6 +60,12 @@ def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> 
         assert torch.equal(torch.stack([payload["frames"] for payload in payloads]), frames)
         return
     pixels = [payload["pixel_values"] for payload in payloads]
+    if "image_sizes" in inputs:  # Pixtral's are filled up to the largest
+        sizes = [payload["image_sizes"][0].tolist() for payload in payloads]
+        assert sizes == torch.as_tensor(inputs["image_sizes"]).tolist()
+        cut = [one[None, :, :high, :wide] for one, (high, wide) in zip(inputs["pixel_values"], sizes, strict=True)]
+        assert all(map(torch.equal, cut, pixels))
+        return
     joined = torch.stack(pixels) if pixels[0].dim() == 3 else torch.cat(pixels)  # LLaVA's have one size
     wanted = inputs["pixel_values"]
     assert torch.equal(joined, wanted[0] if wanted.dim() == 5 else wanted)
@@ -132,6 +138,11 @@ def test_a_rendered_conversation_has_the_tokens_of_the_processors_own(checkpoint
     processor = make_processor(checkpoint.name, checkpoint.folder)
     if checkpoint.name == "smolvlm":  # which asks it, video or not
         processor.video_processor = SimpleNamespace(num_frames=1, fps=1)
+    if checkpoint.name == "got_ocr2":  # it writes a conversation without a template, for one image
+        given, messages = given[:1], [{"role": "user", "content": [parts[0], {"type": "text", "text": " OCR: "}]}]
+        expected = dict(processor(images=given, num_image_tokens=4, return_tensors="pt"))
+        check_equal_to_the_processor(checkpoint.prepare(checkpoint.preparer.render(messages), given), expected)
+        return
     options = {"tokenize": True, "return_dict": True, "return_tensors": "pt", "add_generation_prompt": True}
     expected = dict(processor.apply_chat_template(messages, **options))
     rendered = checkpoint.preparer.render(messages)
@@ -244,7 +255,7 @@ def test_items_without_a_placeholder_go_in_front_as_the_model_knows_them(checkpo
     """With the tokens around them that a chat template writes; a prompt with placeholders stays as it is."""
     preparer, items = checkpoint.preparer, checkpoint.items(0, 1)
     prompt = preparer.with_items("what is it?", 2)
-    line = "\n" if checkpoint.name == "llava" else ""
+    line = "\n" if checkpoint.name in ("llava", "internvl", "got_ocr2") else ""
     assert prompt == (checkpoint.placeholder + line) * 2 + "what is it?"
     assert len(checkpoint.prepare(prompt, items).items) == 2
     assert preparer.with_items(prompt, 3) == prompt
