@@ -34,9 +34,10 @@ def load_image(source: Any) -> Image:
     in a copy, and only if it is still as it was opened. An image that Pillow made from another one (``rotate``,
     ``convert``, ``resize``...) keeps its EXIF data even if it is upright already, so its pixels are taken as they are.
     If EXIF data cannot be read, the log has a warning, and the image is taken as it is stored. Gray values of more than
-    8 bits are scaled to 8: those of 16 bits, floating-point ones from 0 to 1, and of others all that the image has. The
-    checkpoint's processor converts other modes to RGB later. PostScript is not read, since Pillow has another program
-    run it; nor are icons, whose header may promise a smaller image than they contain.
+    8 bits are scaled to 8: those of 16 bits, floating-point ones from 0 to 1, and of others all that the image has. Of
+    an animation the first frame is read; of a PIL image, the frame at which it stands. The checkpoint's processor
+    converts other modes to RGB later, with transparency on white. PostScript is not read, since Pillow has another
+    program run it; nor are icons, whose header may promise a smaller image than they contain.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -118,9 +119,12 @@ def _upright(image: Image, name: str) -> Image:
 
 
 def _in_8_bits(image: Image) -> Image:
-    """Returns ``image`` with gray values of 8 bits: conversions of Pillow make white of all values above 255."""
+    """Returns ``image`` with gray values of 8 bits: conversions of Pillow make white of all values above 255. Colours
+    that are multiplied with their transparency become those that are not, since processors know only these."""
     from PIL import Image
 
+    if image.mode in ("La", "RGBa"):
+        return image.convert(image.mode.upper())
     if 0 in image.size or (image.mode not in ("I", "F") and not image.mode.startswith("I;16")):
         return image
     values = np.nan_to_num(np.asarray(image, np.float32), posinf=0.0, neginf=0.0)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin
+from transformers.image_transforms import convert_to_rgb
 
 import triolet
 from triolet import demo
@@ -21,6 +22,7 @@ from triolet.api.inputs import images
 from triolet.api.inputs.images import load_image, pixels_of
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedImage
 
+LOSSLESS: dict[str, dict[str, Any]] = {"WEBP": {"lossless": True}}
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 
 
@@ -87,6 +89,47 @@ def test_gray_values_of_more_than_8_bits_are_scaled(stored: Any, expected: list[
     for source in (data.getvalue(), Image.fromarray(stored), *([png(stored)] if stored.dtype == np.uint16 else [])):
         assert np.asarray(load_image(source).convert("RGB"))[0, :, 0].tolist() == expected
     assert load_image(Image.new(Image.fromarray(stored).mode, (0, 3))).size == (0, 3)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP"])
+def test_of_an_animation_the_first_frame_is_read_and_of_an_opened_one_its_own(kind: str) -> None:
+    """As transformers and viewers of still pictures do."""
+    data = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    frames[0].save(data, kind, save_all=True, append_images=frames[1:], **LOSSLESS.get(kind, {}))
+    opened = Image.open(data)
+    opened.seek(2)
+    for source, expected in ((data.getvalue(), [255, 0, 0]), (opened, [0, 0, 255])):
+        assert np.asarray(load_image(source).convert("RGB"))[0, 0].tolist() == expected
+
+
+def test_transparency_of_any_kind_is_shown_on_white() -> None:
+    """Of a palette, as one colour that is transparent, as a band; also where colours are multiplied with it."""
+    half = Image.new("RGBA", (4, 4), (200, 100, 0, 128))
+    palette = Image.new("RGB", (4, 4), "red").quantize(2)
+    one = Image.new("RGB", (4, 4), (9, 8, 7))
+    for image, told, expected in (
+        (palette, {"transparency": bytes([128])}, [255, 127, 127]),
+        (one, {"transparency": (9, 8, 7)}, [255, 255, 255]),
+        (half, {}, [227, 177, 127]),
+    ):
+        data = io.BytesIO()
+        image.save(data, "PNG", **told)
+        shown: Any = convert_to_rgb(load_image(data.getvalue()), return_numpy=True)
+        assert shown[0, 0].tolist() == pytest.approx(expected, abs=1)
+    for mode in ("RGBa", "La"):
+        plain = half.convert(mode.upper())
+        told = load_image(plain.convert(mode))
+        assert told.mode == mode.upper()
+        assert np.asarray(told)[0, 0].tolist() == pytest.approx(np.asarray(plain)[0, 0].tolist(), abs=1)
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG", "TIFF", "WEBP"])
+def test_a_file_that_is_cut_short_is_refused_and_not_filled_up(kind: str) -> None:
+    data = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(data, kind)
+    with pytest.raises(UnsupportedImage, match=r"is not an image that can be read .*(truncated|decoder)"):
+        load_image(data.getvalue()[: len(data.getvalue()) * 2 // 3])
 
 
 @pytest.mark.parametrize(
@@ -203,8 +246,6 @@ STORED: dict[int, Callable[[Any], Any]] = {
     8: lambda shown: np.rot90(shown, -1),
 }
 """How the picture lies in a file with each orientation (Exif 2.3, table 6), so that a viewer shows it upright."""
-
-LOSSLESS: dict[str, dict[str, Any]] = {"WEBP": {"lossless": True}}
 
 
 def saved(pixels: NDArray[np.uint8], orientation: int, kind: str = "PNG") -> bytes:
