@@ -31,6 +31,10 @@ static inline bool is_routed(const Operation& o, const Model& m, int64_t from, i
     if (o.wanted || asked < 1 || asked * m.most_rows > MOST) return false;
     if (o.kind == MIX) return within(o.size, 1, to) && written <= from && within(o.table, 0, m.buffer_count - 1) && asked <= m.buffers[o.table].width;
     if (o.kv_heads < asked) return false;
+    if (o.kind == ROUTE && o.column > 1) {  // there are as many experts in the groups that are chosen
+        const int64_t each = o.kv_heads / o.column;
+        if (o.kv_heads % o.column || !within(o.place, 1, o.column) || !within(o.ahead, 1, each) || asked > o.place * each) return false;
+    }
     if (o.kind == ROUTE) return o.kv_heads <= from && asked <= to;
     if (!is_sound(o.matrix) || o.matrix->panels % o.kv_heads || asked * o.matrix->inputs > MOST) return false;
     const int64_t panels = o.matrix->panels / o.kv_heads, inputs = o.matrix->inputs, halves = o.ending == GATED || o.ending == GATED_BY ? 2 : 1;

@@ -94,7 +94,7 @@ void lay_out(Engine& e, Room& room) {
     e.values = room.take<float>(values);
     // a chance and an id of each token
     const size_t drawn = m.chooses ? 3 * (size_t)m.buffers[m.buffer_count - 1].width : 0;
-    const size_t chances = experts * sizeof(Chance) / sizeof(float);
+    const size_t chances = 3 * experts * sizeof(Chance) / sizeof(float);  // of them, of groups, and of one of these
     const size_t own = std::max({(size_t)OWN_ROWS * e.width, narrowed, attended, scores, drawn, chances});
     for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(own);
 }
@@ -353,12 +353,23 @@ void route(const float* logits, const Operation& o, float* weights, int32_t* ask
     const auto before = [](const Chance& a, const Chance& b) {  // NaN is the largest
         return (std::isnan(a.value) && !std::isnan(b.value)) || a.value > b.value;
     };
-    if (chosen * 64 <= count) {
-        std::partial_sort(all, all + chosen, all + count, before);
-    } else {
-        std::nth_element(all, all + chosen - 1, all + count, before);
-        std::sort(all, all + chosen - 1, before);
+    const auto choose = [&](Chance* of, int some, int of_all) {
+        if (some * 64 <= of_all) return std::partial_sort(of, of + some, of + of_all, before);
+        std::nth_element(of, of + some - 1, of + of_all, before);
+        std::sort(of, of + some - 1, before);
+    };
+    const int each = o.column > 1 ? count / o.column : count;
+    Chance* groups = all + count;
+    for (int g = 0; g < count / each && each < count; g++) {
+        groups[g] = {0.0f, g};
+        std::copy_n(all + g * each, each, groups + o.column);
+        std::partial_sort(groups + o.column, groups + o.column + o.ahead, groups + o.column + each, before);
+        for (int i = 0; i < o.ahead; i++) groups[g].value += groups[o.column + i].value;
     }
+    if (each < count) choose(groups, o.place, o.column);
+    for (int g = o.place; g < o.column && each < count; g++)
+        for (int i = 0; i < each; i++) all[groups[g].expert * each + i].value = -INFINITY;
+    choose(all, chosen, count);
     float together = 0.0f;
     for (int i = 0; i < chosen; i++) {
         asked[i] = (int32_t)all[i].expert;

@@ -65,7 +65,7 @@ _OF_TRANSDUCERS = re.compile(r"^(decoder\.(embedding|decoder_projector)|joint\.h
 _STEMS = ("encoder.conv2.weight", "embedder.conv1.weight", "subsampling.linear.weight", "pre_encode.out.weight")
 _OF_TOWERS = re.compile(r"(visual|vision_tower|vision_model|audio_tower)\.(.*\.)?(blocks|layers)\.[0-9]+\..*\.weight$")
 _FUSED = re.compile(r"experts\.(gate_up|down)_proj$|moe\.(in|out)put_linear\.weight$")  # all experts of a layer
-_ROUTERS = re.compile(r"\.(gate|router\.layer)\.weight$")  # read by torch as they are, and packed beside that
+_ROUTERS = re.compile(r"\.(gate|router|router\.layer)\.weight$")  # read by torch as they are, and packed beside that
 _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
 _PROJECTED = (  # torch reads these as they are
     *("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight", "relative_attention_bias.weight"),
@@ -324,7 +324,7 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     native = computed or _is_of_transducer(blueprint, name)
     if native and _is_packed(blueprint, name, stored):
         return _packed_bytes(blueprint, name, stored)
-    if native and len(stored.shape) == 1:  # perhaps a bias, which is in float32 in any dtype
+    if native and (len(stored.shape) == 1 or name.endswith("_proj_bias")):  # perhaps a bias: float32
         return 4 * count
     if name.endswith(".weight_packed"):  # by compressed-tensors, four values in a number
         unpacked = ".experts." in name and not (computed and blueprint.config.quantization is not None)

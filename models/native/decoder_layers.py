@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from .latent import other_names, query_name
 from .panels import Panels
 from .recipes import Recipe
 from .recurrent import KINDS, Recurrent
@@ -29,7 +30,7 @@ class DecoderLayer:
     def attention(self) -> Any:
         """The attention; ``None``: there is none."""
         part = getattr(self.module, self.recipe.attention, None)
-        return part if hasattr(part, self.recipe.read[0]) else None
+        return part if self.recipe.latent or hasattr(part, self.recipe.read[0]) else None
 
     @property
     def recurrent(self) -> Recurrent | None:
@@ -78,8 +79,10 @@ class DecoderLayer:
         recipe, attention, recurrent, dense = self.recipe, self.attention, self.recurrent, self.dense
         made: dict[str, tuple[Any, tuple[str, ...]]] = {}
         if attention is not None:
-            there = tuple(name for name in recipe.read if getattr(attention, name, None) is not None)
+            read = (query_name(attention),) if recipe.latent else recipe.read
+            there = tuple(name for name in read if getattr(attention, name, None) is not None)
             made |= {"read": (attention, there), "out": (attention, (recipe.out,))}
+            made |= {name: (attention, (name,)) for name in (other_names(attention) if recipe.latent else ())}
         if recurrent is not None:
             made |= {"enter": (recurrent.module, recurrent.enter), "leave": (recurrent.module, (recurrent.leave,))}
         if dense is not None:

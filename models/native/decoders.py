@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from .decoder_layers import DecoderLayer, found
+from .latent import LatentWriter, unknown_latent
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import (
+    QUICK,
     PackedExperts,
     answers_of,
     are_known,
@@ -31,6 +33,7 @@ from .parts import (
     pack_linears,
     pack_words,
     plain,
+    sizes_of,
     turned,
     unknown_parts,
     width_of,
@@ -118,8 +121,13 @@ class CausalDecoder:
             return others
         if not all(map(are_known, experts)):
             return "its linear layers are not torch's"
-        if getattr(config, "n_group", None) not in {None, 1}:
-            return "its experts are chosen by groups"
+        if any(getattr(one, "limit", None) is not None and getattr(one, "alpha", QUICK) != QUICK for one in experts):
+            return f"its gates have another swiglu_alpha than {QUICK}"
+        routers = [layer.router for layer in layers if layer.experts is not None]
+        if any(_left(router) < router.top_k for router in routers):
+            return "its experts are chosen from groups that have fewer"
+        if recipe.latent and (others := unknown_latent(layers[0].attention)):
+            return others
         if getattr(config, "clip_qkv", None) is not None:
             return "its queries, keys and values are clipped"
         if any(
@@ -134,7 +142,7 @@ class CausalDecoder:
         hidden = config.hidden_size
         if hidden % MULTIPLE or getattr(config, "word_embed_proj_dim", hidden) != hidden:
             return f"its width is {hidden}; known: multiples of {MULTIPLE}, which embeddings have, too"
-        widths = [one.intermediate_dim for one in experts]
+        widths = [sizes_of(one)[1] for one in experts]
         widths += [width_of(layer.groups["narrow"][0]) for layer in layers if layer.dense is not None]
         if recipe.gated and (odd := [width for width in widths if width % PANEL]):
             return f"its feed-forward part has a width of {odd[0]}; known: multiples of {PANEL}"
@@ -161,7 +169,9 @@ class CausalDecoder:
             if layer.experts is not None:  # what chooses or weighs experts stays exact
                 answers += answers_of(layer.experts, self.base.dtype) if answering else ()
                 layer.feed.experts = PackedExperts(layer.experts, int8=int8)
-                layer.router.register_buffer("packed", Panels.of(layer.router.weight.detach()).packed)
+                panels = Panels.of(layer.router.weight.detach(), getattr(layer.router, "bias", None))
+                layer.router.register_buffer("packed", panels.packed)
+                layer.router.register_buffer("packed_bias", panels.bias)
             if layer.gate is not None:
                 pack_linears(layer.feed, ("shared_expert_gate",))
         return answers
@@ -199,6 +209,11 @@ class ProgramWriter:
     @rooms.default
     def _shared(self) -> Rooms:
         return Rooms(self.program)
+
+    @property
+    def latent(self) -> LatentWriter:
+        """The writer of latent attention."""
+        return LatentWriter(self.program, self.rooms)
 
     def write(self) -> Program:
         base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
@@ -248,10 +263,13 @@ class ProgramWriter:
         program, panels, recurrent, made = self.program, layer.panels(), layer.recurrent, list[tuple[int, str, float]]()
         if layer.attention is not None:
             read, attended = panels["read"], self.rooms("attended", panels["out"].inputs)
-            split = self.rooms("split", read.outputs)
-            scale = float(getattr(layer.module, "attention_in_multiplier", 1.0))
-            program.linear(hidden, split, read, Ending.STORE, norm=norm, scale=scale)
             attention = self._attention(index, layer)
+            split = self.rooms("split", attention.width if self.recipe.latent else read.outputs)
+            if self.recipe.latent:
+                self.latent.write(layer.attention, hidden, split, norm)
+            else:
+                scale = float(getattr(layer.module, "attention_in_multiplier", 1.0))
+                program.linear(hidden, split, read, Ending.STORE, norm=norm, scale=scale)
             program.attend(split, attended, attention)
             self._open(layer, split, attended, attention)
             made.append((attended, "out", float(getattr(layer.module, "attn_out_multiplier", 1.0))))
@@ -265,8 +283,8 @@ class ProgramWriter:
 
     def _open(self, layer: DecoderLayer, split: int, attended: int, attention: Attention) -> None:
         """Multiplies what is attended with its gates, if it has some: they are behind queries, keys and values."""
-        first = (attention.heads + 2 * attention.kv_heads) * attention.size
-        if layer.panels()["read"].outputs == first:
+        first = attention.width
+        if self.recipe.latent or layer.panels()["read"].outputs == first:
             return
         told: dict[str, Any] = {"activation": ACTIVATIONS["sigmoid"], "whole": not self.recipe.opens_numbers}
         gate = Gate(heads=attention.heads, size=attention.size, first=first, **told)
@@ -288,20 +306,24 @@ class ProgramWriter:
         count, asked, width = router.num_experts, router.top_k, experts.intermediate_dim
         named = {"logits": count, "chances": asked, "inners": asked * width, "outputs": asked * size, "opened": 1}
         logits, chances, inners, outputs, opened = (self.rooms(name, wide) for name, wide in named.items())
-        added = layer.correction
-        program.linear(hidden, logits, Panels(count, size, router.packed, None), Ending.STORE, norm=told["norm"])
+        added, panels = layer.correction, Panels(count, size, router.packed, router.packed_bias)
+        program.linear(hidden, logits, panels, Ending.STORE, norm=told["norm"])
         program.route(
             logits,
             chances,
             asked,
             count,
             apart=self.recipe.apart,
-            together=getattr(router, "norm_topk_prob", True),
+            together=getattr(router, "norm_topk_prob", self.recipe.together),
             least=getattr(router, "norm_min", 0.0),
             added=None if added is None else plain(added.flatten()),
+            groups=_groups(router)[0],
+            groups_asked=_groups(router)[1],
+            best=2 if self.recipe.apart else 1,
         )
         each = {"heads": asked, "kv_heads": count, "size": width}
-        program.linear(hidden, inners, experts.gate_up_proj.panels(), Ending.GATED, **told, experts=each)
+        gates = {**told, "cap": experts.limit, "activation": ACTIVATIONS["quick_gelu"]} if experts.limit else told
+        program.linear(hidden, inners, experts.gate_up_proj.panels(), Ending.GATED, **gates, experts=each)
         each = {**each, "size": size, "distance_count": width}
         program.linear(inners, outputs, experts.down_proj.panels(), Ending.STORE, experts=each)
         if layer.gate is not None:
@@ -317,8 +339,11 @@ class ProgramWriter:
         return self._setting(self.recipe.residuals_by) / self._setting(self.recipe.embeddings_by)
 
     def _setting(self, name: str) -> float:
-        """Returns a factor of the configuration; 1 if there is no ``name``."""
-        return float(getattr(self.decoder.config, name)) if name else 1.0
+        """Returns a factor of the configuration, or of all layers; 1 if there is no ``name``."""
+        if not name:
+            return 1.0
+        config = self.decoder.config
+        return float(getattr(config if hasattr(config, name) else next(self.decoder.layers).module, name))
 
     def _places(self) -> Tensor | None:
         """Returns the embeddings of positions, float32 [positions, hidden]; ``None``: the model has none."""
@@ -357,19 +382,28 @@ class ProgramWriter:
         recipe, attention, config = self.recipe, layer.attention, self.decoder.config
         out, heads, query_norm, key_norm = layer.panels()["out"], layer.heads, *layer.head_norms
         size, keys = out.inputs // heads, layer.groups["read"][1:2]
+        joined = (layer.panels()["read"].outputs - out.inputs) // 2  # queries, keys and values are one layer
+        kv_heads, value_size = (keys[0].out_features if keys else joined) // size, size
+        paired, turned_from = recipe.paired, 0
+        if recipe.latent:
+            size, kv_heads, turned_from = attention.qk_head_dim, heads, attention.qk_nope_head_dim
+            paired = bool(getattr(config, "rope_interleave", paired))
         kinds = getattr(config, "layer_types", None) if recipe.by_kind else None
         kind, turns = () if kinds is None else (kinds[index],), dict[str, Any]()
         if recipe.is_turned(attention):
-            turns = turned(self.program, self.decoder.base, self.positions, *kind, repeated=recipe.repeated)
+            repeats = {"repeated": recipe.repeated, "once": recipe.once}
+            turns = turned(self.program, self.decoder.base, self.positions, *kind, **repeats)
         query_gain = None if query_norm is None else gain_of(query_norm)
-        joined = (layer.panels()["read"].outputs - out.inputs) // 2  # queries, keys and values are one layer
         return Attention(
             layer=index,
             heads=heads,
-            kv_heads=(keys[0].out_features if keys else joined) // size,
+            kv_heads=kv_heads,
             size=size,
+            value_size=value_size,
+            turned_from=turned_from,
             scale=float(attention.scaling) * float(getattr(attention, "key_multiplier", 1.0)),
-            paired=recipe.paired,
+            paired=paired,
+            sinks=None if getattr(attention, "sinks", None) is None else plain(attention.sinks),
             window=self.decoder.windows[index] or 0,
             soft_cap=float(attention.attn_logit_softcapping or 0.0) if recipe.caps_scores else 0.0,
             epsilon=0.0 if query_norm is None else epsilon_of(query_norm),
@@ -395,3 +429,15 @@ def _unknown_mixer(layer: DecoderLayer) -> str | None:
     if biased and getattr(layer.module, "attention_in_multiplier", 1.0) != 1.0:
         return "its attention has both biases and a factor"
     return None if layer.recurrent is None else layer.recurrent.unknown()
+
+
+def _groups(router: Any) -> tuple[int, int]:
+    """Returns the number of groups of experts, and how many of them are chosen first."""
+    grouped = getattr(router, "topk_method", "") != "greedy" and getattr(router, "num_group", None)
+    return (router.num_group, router.topk_group) if grouped else (1, 1)
+
+
+def _left(router: Any) -> int:
+    """Returns the number of experts in the groups that are chosen."""
+    groups, asked = _groups(router)
+    return int(router.num_experts // groups * asked)

@@ -78,8 +78,9 @@ class Panels:
         return cls(outputs, inputs, packed, None if bias is None else filled(bias, panels))
 
     @classmethod
-    def of_each(cls, weights: Tensor, *, dtype: torch.dtype | None = None) -> Panels:
-        """Packs matrices [matrices, outputs, inputs] one after the other, each into panels of its own."""
+    def of_each(cls, weights: Tensor, *, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Panels:
+        """Packs matrices [matrices, outputs, inputs] one after the other, each into panels of its own, and perhaps a
+        ``bias`` [matrices, outputs]."""
         if weights.dtype != torch.bfloat16:  # whose matrices are in pairs
             dtypes = {dtype} if dtype else {narrowest(_part(weights, index)) for index in range(len(weights))}
             dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -89,7 +90,9 @@ class Panels:
         packed = roomy_empty((len(weights), *first.shape), first.dtype)
         for index in each:
             packed[index] = cls.of(_part(weights, index), dtype=dtype, sixteen=sixteen).packed
-        return cls(len(weights) * len(first) * PANEL, weights.shape[2], packed.flatten(0, 1), None)
+        if bias is not None:
+            bias = functional.pad(bias.detach().float(), (0, len(first) * PANEL - bias.shape[1])).flatten().contiguous()
+        return cls(len(weights) * len(first) * PANEL, weights.shape[2], packed.flatten(0, 1), bias)
 
     @classmethod
     def of_int8(
@@ -164,7 +167,7 @@ class Panels:
 
 def filled(bias: Tensor, panels: int) -> Tensor:
     """Pads a bias with zeros to the outputs of ``panels`` panels, in float32."""
-    return functional.pad(bias.float(), (0, panels * PANEL - len(bias))).contiguous()
+    return functional.pad(bias.detach().float(), (0, panels * PANEL - len(bias))).contiguous()
 
 
 def quantized(weight: Tensor, *, sixteen: bool | None = None) -> tuple[Tensor, Tensor]:

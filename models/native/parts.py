@@ -72,19 +72,25 @@ class PackedLinear(nn.Module):
 
 class PackedExperts(nn.Module):
     """A replacement for the experts of a layer, each of which computes some rows. It takes the matrices from
-    ``experts``, one after the other."""
+    ``experts``, one after the other. Those of gpt-oss have a ``limit``: there gates are at most that, values lie within
+    it on both sides, and 1 is added to these. In their files inputs come before outputs, and gates between values."""
 
     gate_up_proj: PackedLinear
     down_proj: PackedLinear
 
     def __init__(self, experts: Any, *, int8: bool) -> None:
         super().__init__()
-        self.intermediate_dim, self.act_fn = experts.intermediate_dim, experts.act_fn
-        self.num_experts, self.hidden_dim = experts.num_experts, experts.hidden_dim
+        self.limit: float | None = getattr(experts, "limit", None)
+        self.intermediate_dim, self.act_fn = sizes_of(experts)[1], getattr(experts, "act_fn", _quick_gelu)
+        self.num_experts, self.hidden_dim = experts.num_experts, sizes_of(experts)[0]
         for name in ("gate_up_proj", "down_proj"):
-            weights = getattr(experts, name).detach()
+            weights, bias = getattr(experts, name).detach(), getattr(experts, f"{name}_bias", None)
             delattr(experts, name)
-            panels = Panels.of_each(weights, dtype=torch.int8 if int8 else None)
+            if self.limit is not None:
+                weights = weights.transpose(1, 2)
+            if self.limit is not None and name == "gate_up_proj":
+                weights, bias = _gates_first(weights), None if bias is None else _gates_first(bias)
+            panels = Panels.of_each(weights, bias=bias, dtype=torch.int8 if int8 else None)
             setattr(self, name, PackedLinear(panels, 0, weights.shape[1], apart=panels.outputs // len(weights)))
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -93,16 +99,38 @@ class PackedExperts(nn.Module):
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, ranks = torch.where(chosen == expert)
             gates, values = self.gate_up_proj(hidden[rows], expert).chunk(2, -1)
+            if self.limit is not None:
+                gates, values = gates.clamp(max=self.limit), values.clamp(-self.limit, self.limit) + 1
             own = self.down_proj(self.act_fn(gates) * values, expert)
             found.index_add_(0, rows, (own * weights[rows, ranks, None]).to(found.dtype))
         return found
+
+
+def _gates_first(outputs: Tensor) -> Tensor:
+    """Returns ``outputs`` [experts, gates and values by turns, ...] with all gates before all values."""
+    return torch.cat([outputs[:, ::2], outputs[:, 1::2]], 1)
+
+
+def _quick_gelu(gates: Tensor) -> Tensor:
+    return gates * torch.sigmoid(QUICK * gates)
+
+
+QUICK = 1.702
+"""The number in the quick form of GELU."""
+
+
+def sizes_of(experts: Any) -> tuple[int, int]:
+    """Returns the width of hidden states, and that within an expert."""
+    if hasattr(experts, "hidden_dim"):
+        return experts.hidden_dim, experts.intermediate_dim
+    return experts.hidden_size, experts.intermediate_size
 
 
 def answers_of(experts: Any, dtype: torch.dtype) -> list[Tensor]:
     """Returns what each of a layer's experts, packed or transformers' own, computes of a made-up row. The rows are so
     long that it matters which numbers are the gate."""
     count, dice = experts.num_experts, torch.Generator().manual_seed(0)
-    rows = torch.randn(count, experts.hidden_dim, generator=dice, dtype=torch.float32).mul_(30.0).to(dtype)
+    rows = torch.randn(count, sizes_of(experts)[0], generator=dice, dtype=torch.float32).mul_(30.0).to(dtype)
     with torch.no_grad():
         each = torch.arange(count)[:, None]
         return list(unwrap(type(experts).forward)(experts, rows, each, rows.new_ones(count, 1)).float())
@@ -257,7 +285,7 @@ def scale_of(embedding: Any) -> float | None:
     name = type(embedding).__name__
     if name in {"BartScaledWordEmbedding", "MBartScaledWordEmbedding"}:
         return float(embedding.embed_scale)
-    return float(embedding.scalar_embed_scale) if name.endswith("TextScaledWordEmbedding") else None
+    return float(embedding.scalar_embed_scale) if name.endswith("ScaledWordEmbedding") else None
 
 
 def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False, order: Tensor | None = None) -> None:
@@ -357,19 +385,23 @@ def _rotary(base: Any) -> Any:
     return getattr(base, "rotary_emb", named if hasattr(named, "inv_freq") else None)
 
 
-def turned(program: Program, base: Any, positions: int, *kind: str, repeated: bool = False) -> dict[str, Any]:
+def turned(
+    program: Program, base: Any, positions: int, *kind: str, repeated: bool = False, once: bool = False
+) -> dict[str, Any]:
     """Returns the arguments of `Attention` for the rotary positions of ``base``, if it has any, for one ``kind`` of
     layers if it is given. The program gets cosines and sines of each kind once.
 
     Args:
         repeated: each number of the model stands beside itself, not in two halves.
+        once: each number of the model stands once; cosines and sines may be the parts of complex numbers.
     """
     rotary = _rotary(base)
     if rotary is None:
         return {}
     if kind not in program.tables:
         numbers = rotary(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
-        half = numbers[0].shape[-1] // 2
+        numbers = (numbers.real, numbers.imag) if isinstance(numbers, Tensor) else numbers
+        half = numbers[0].shape[-1] // (1 if once else 2)
         cosines, sines = (plain(each[0, :, ::2] if repeated else each[0, :, :half]) for each in numbers)
         program.tables[kind] = {"table": len(program.turns), "turned": 2 * half}
         program.turns.append((cosines, sines))

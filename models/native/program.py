@@ -97,6 +97,12 @@ class Attention:
     sinks: Tensor | None = None
     reads: bool = False
 
+    @property
+    def width(self) -> int:
+        """The numbers of a row's queries, keys and values."""
+        own = 0 if self.reads else self.kv_heads * (self.size + (self.value_size or self.size))
+        return self.heads * self.size + own
+
     @classmethod
     def plain(cls, heads: int, size: int, scale: float = 1.0, **others: Any) -> Attention:
         """Returns the attention of an encoder's layer, which has as many heads of keys as of queries."""
@@ -262,6 +268,9 @@ class Program:
         together: bool,
         least: float,
         added: Tensor | None,
+        groups: int = 1,
+        groups_asked: int = 1,
+        best: int = 1,
     ) -> None:
         """Chooses ``asked`` of ``count`` experts by their chances, and writes these.
 
@@ -269,8 +278,11 @@ class Program:
             source: the buffer of logits. Chances are their softmax; if experts are ``apart``, the sigmoid of each.
             together: divide the chances by their sum, or by ``least`` if that is more.
             added: float32 [count], added to all chances only to choose; ``None``: nothing is.
+            groups: the number of groups of experts, side by side, of which ``groups_asked`` are chosen first, by the
+                sum of the ``best`` chances in each.
         """
         told = {"together": int(together), "epsilon": least, "gain": self._kept(added)}
+        told |= {"column": groups, "place": groups_asked, "ahead": best}
         told["activation"] = ACTIVATIONS["sigmoid" if apart else "silu"]
         self._add(kind=Kind.ROUTE, source=source, to=to, heads=asked, kv_heads=count, **told)
 

@@ -52,6 +52,9 @@ class Recipe:
         is_turned: tells whether an attention has rotary positions, if the model has some.
         paired: True: a dimension is turned together with its neighbour.
         repeated: True: each cosine and sine of the model stands beside itself, not in two halves.
+        once: True: each stands once.
+        latent: True: queries, keys and values are made of latent ones, see `latent`.
+        together: True: the chances of a row's experts are divided by their sum, if the router does not say.
         by_kind: True: kinds of layers have different rotary positions.
         by_position: True: queries are multiplied with numbers that depend on their positions, as Llama 4's are.
         positions: the embedding of positions, in the base model; empty: none.
@@ -86,6 +89,9 @@ class Recipe:
     is_turned: Callable[[Any], bool] = _is_turned
     paired: bool = False
     repeated: bool = False
+    once: bool = False
+    latent: bool = False
+    together: bool = True
     by_kind: bool = False
     by_position: bool = False
     positions: str = ""
@@ -123,6 +129,7 @@ _GRANITE = Recipe(
     embeddings_by="embedding_multiplier", residuals_by="residual_multiplier", logits_over="logits_scaling"
 )
 _GLM_MOE = Recipe(shared="mlp.shared_experts", apart=True)
+_LATENT = evolve(_GLM_MOE, latent=True)
 _GRANITE_MOE = evolve(_GRANITE, feed="block_sparse_moe", router="router")
 _GRANITE_SHARED = evolve(_GRANITE_MOE, shared="shared_mlp", widen=("input_linear",), narrow="output_linear")
 _LFM2 = Recipe(
@@ -175,6 +182,18 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         Recipe(paired=True, shared="mlp.shared_experts", correction="moe_statics.e_score_correction_bias"),
     ),
     "glm4_moe": ("Glm4MoeDecoderLayer", _GLM_MOE),
+    "deepseek_v2": (
+        "DeepseekV2DecoderLayer",
+        evolve(_LATENT, apart=False, together=False, paired=True, once=True),
+    ),
+    "deepseek_v3": ("DeepseekV3DecoderLayer", _LATENT),
+    "glm4_moe_lite": ("Glm4MoeLiteDecoderLayer", _LATENT),
+    "youtu": ("YoutuDecoderLayer", _LATENT),
+    "minicpm3": (
+        "MiniCPM3DecoderLayer",
+        evolve(_LATENT, residuals_by="residual_scale", logits_over="logits_scaling"),
+    ),
+    "gpt_oss": ("GptOssDecoderLayer", Recipe(router="router", once=True)),
     "dots1": ("Dots1DecoderLayer", _GLM_MOE),
     "solar_open": ("SolarOpenDecoderLayer", _GLM_MOE),
     "exaone_moe": ("ExaoneMoeDecoderLayer", evolve(_GLM_MOE, is_turned=_is_turned_near)),

@@ -185,13 +185,14 @@ def make_more():
             **latent, **routed, q_lora_rank=None, first_k_dense_replace=1, n_shared_experts=1, topk_method="greedy"
         ),
         "deepseek_v3": t.DeepseekV3Config(
-            **{**latent, **routed, "num_experts_per_tok": 3}, n_group=2, topk_group=1, first_k_dense_replace=0
+            **{**latent, **routed, "n_routed_experts": 8}, n_group=4, topk_group=2, first_k_dense_replace=0
         ),
         "glm4_moe_lite": t.Glm4MoeLiteConfig(**latent, **routed, q_lora_rank=16),
         "minicpm3": t.MiniCPM3Config(**latent, q_lora_rank=16, dim_model_base=16),
         "youtu": t.YoutuConfig(**latent, q_lora_rank=16),
         "granite_swa": t.GraniteSWAConfig(**more, **ends, **sliding, layer_rope_theta=[0, 1e4]),
         "granitemoe_swa": t.GraniteMoeSWAConfig(**more, **ends, **sliding, **local),
+        "gpt_oss": t.GptOssConfig(**more, **ends, **sliding, **local, head_dim=8),
         "phi3": t.Phi3Config(**more, **ends),
         "qwen2": t.Qwen2Config(**more),
         "qwen3_moe": t.Qwen3MoeConfig(**more, **experts, head_dim=8),
@@ -275,7 +276,13 @@ def test_architectures_without_a_line_of_their_own(open_driver, config, folder, 
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("qwen2_moe", "float32"), ("granitemoe", "float32"), ("qwen3_moe", "bfloat16"), ("qwen3_moe", "float16")],
+    [
+        ("qwen2_moe", "float32"),
+        ("granitemoe", "float32"),
+        ("gpt_oss", "float32"),
+        ("qwen3_moe", "bfloat16"),
+        ("qwen3_moe", "float16"),
+    ],
 )
 def test_an_estimate_knows_which_experts_are_quantized(open_driver, config, folder, tmp_path, kind, dtype):
     """The native library's are. For torch, all experts of a layer are one tensor, which is no linear layer."""
@@ -303,7 +310,7 @@ def test_an_estimate_counts_the_operations_of_a_deep_model(open_driver, config, 
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
-@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe", "dots1"])
+@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe", "dots1", "gpt_oss"])
 def test_experts_are_computed_in_bfloat16_though_they_are_weighed_in_float32(open_driver, folder, tmp_path, kind):
     """As by transformers, with which the library is compared."""
     driver = open_driver(tiny(tmp_path, make_more()[kind](), folder("llama")), dtype="bfloat16")
@@ -376,7 +383,7 @@ def with_scales_of_neighbours(panels):
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
-@pytest.mark.parametrize("kind", ["mixtral", "dots1"])
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 @pytest.mark.parametrize(
     ("before", "behind"),
     [(of_swapped, None), (with_gate_and_value_swapped, None), (None, with_scales_of_neighbours)],

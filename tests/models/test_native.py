@@ -26,6 +26,8 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -37,6 +39,7 @@ from transformers import (
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
     GraniteMoeSharedConfig,
     HeliumConfig,
@@ -61,6 +64,7 @@ from transformers import (
 )
 
 from triolet.core.errors import EngineError
+from triolet.models.architectures.layer_sizes import layer_sizes
 from triolet.models.linear.modules import exactly, quantize_modules
 from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import CausalDecoder
@@ -78,6 +82,15 @@ KINDS = ["sliding_attention", "full_attention"]
 EVEN = {"num_attention_heads": 3}  # as many heads of keys
 PADS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 ASKED = {"num_experts_per_tok": 3}  # experts of a row
+LATENT = {
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 14,
+    "v_head_dim": 21,
+    "num_key_value_heads": 3,
+    **EVEN,
+}
+ROUTED = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
 KEPT = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])  # what pages and slots hold
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE, **HEADS, attention_bias=True),
@@ -169,6 +182,32 @@ CONFIGS = {
         routed_scaling_factor=1.7,
         use_qk_norm=True,
     ),
+    "gpt_oss": GptOssConfig(
+        **SHAPE, **HEADS, **PADS, **ASKED, num_local_experts=7, sliding_window=21, swiglu_limit=0.7, layer_types=KINDS
+    ),
+    "deepseek_v2": DeepseekV2Config(
+        **SHAPE,
+        **LATENT,
+        **PADS,
+        **ASKED,
+        **ROUTED,
+        n_routed_experts=7,
+        q_lora_rank=None,
+        topk_method="greedy",
+        max_position_embeddings=POSITIONS,
+    ),
+    "deepseek_v3": DeepseekV3Config(
+        **SHAPE,
+        **LATENT,
+        **PADS,
+        **ASKED,
+        **ROUTED,
+        n_routed_experts=12,
+        n_group=4,
+        topk_group=2,
+        q_lora_rank=32,
+        max_position_embeddings=POSITIONS,
+    ),
     "opt": OPTConfig(
         **{**SHAPE, **PADS}, **EVEN, ffn_dim=70, max_position_embeddings=POSITIONS, word_embed_proj_dim=48
     ),
@@ -189,7 +228,7 @@ ALIKE = {
     "opt",
 }
 ALIKE |= {"neox, one after the other", "gpt2", "qwen3_moe", "olmoe", "granitemoeshared", "ernie4_5_moe"}
-ALIKE |= {"glm4_moe"}
+ALIKE |= {"glm4_moe", "deepseek_v2"}
 """Families whose operations others have, too: the best level is enough."""
 LEVELS = [(name, level) for name in CONFIGS for level in ([0] if name in ALIKE else [1, 3, 4])]
 
@@ -254,9 +293,8 @@ class Fed:
         config = CONFIGS[name]
         decoder = decoder_of(name)
         assert decoder.unknown() is None
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.pages = torch.full((2, PAGES, page_size, 2 * heads * size), float("nan"), dtype=kept)
+        sizes = [(PAGES, page_size, layer.numbers) for layer in layer_sizes(Path(), config)]
+        self.pages = [torch.full(size, float("nan"), dtype=kept) for size in sizes]
         decoder.pack(int8=int8)
         self.module = decoder.module
         options = {"rows": most_rows, "positions": POSITIONS, "threads": threads, "level": level}
@@ -461,7 +499,10 @@ def test_a_plan_that_is_none_is_refused(rows: Rows) -> None:
     """Before anything is touched."""
     with torch.inference_mode():
         one = llama()
-        before, inputs = one.pages.clone(), torch.zeros(max(1, len(rows.positions)), SHAPE["hidden_size"])
+        before, inputs = (
+            [part.clone() for part in one.pages],
+            torch.zeros(max(1, len(rows.positions)), SHAPE["hidden_size"]),
+        )
         if is_plan(rows):
             found = one.runner.step(inputs, rows)
             assert found.isfinite().all() or any(rows.positions)  # pages before are not written
@@ -626,7 +667,7 @@ def test_a_model_that_is_no_program_says_why() -> None:
         (MixtralConfig(**{**SHAPE, "intermediate_size": 80}, **HEADS), "its feed-forward part has a width of 80"),
         (
             Glm4MoeConfig(**SHAPE, **HEADS, **PADS, n_group=2, n_routed_experts=4, moe_intermediate_size=32),
-            "its experts are chosen by groups",
+            "its experts are chosen from groups that have fewer",
         ),
         (OlmoeConfig(**SHAPE, **EVEN, **PADS, clip_qkv=5.0), "its queries, keys and values are clipped"),
         (

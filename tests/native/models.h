@@ -188,6 +188,7 @@ struct Made {
         o.heads = asked, o.kv_heads = experts, o.together = draw.one_in(2), o.epsilon = draw.of({0.0f, 0.9f});
         o.activation = draw.of({SILU, SIGMOID});
         if (draw.one_in(2)) o.gain = gain(experts);
+        if (experts == 70 && draw.one_in(2)) o.column = 5, o.place = draw.upto(1, 5), o.ahead = draw.upto(1, 3);
         multiply(hidden, room[2], widths[hidden], size, draw.of({GATED, GATED_BY, ACTIVATED}), true);
         multiply(room[2], room[3], size, widths[hidden], STORE, false);
         mix(room[3], added, room[1], asked, widths[hidden], STORE);

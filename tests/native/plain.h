@@ -75,9 +75,22 @@ inline std::vector<int> routed(const Operation& o, const Row& logits, Row& to, d
     double sum = 0, together = 0;
     for (int i : ids) sum += exp(logits[i]);
     const auto chance = [&](int i) { return o.activation == SIGMOID ? 1 / (1 + exp(-logits[i])) : exp(logits[i]) / sum; };
-    const auto value = [&](int i) { return chance(i) + (o.gain ? o.gain[i] : 0); };
+    const int each = o.column > 1 ? o.kv_heads / o.column : o.kv_heads;
+    std::vector<bool> left_out(o.kv_heads);
+    const auto value = [&](int i) { return left_out[i] ? -1e9 : chance(i) + (o.gain ? o.gain[i] : 0); };
+    Row sums, sorted;
+    for (int g = 0; g < o.kv_heads / each; g++) {
+        Row own;
+        for (int i = 0; i < each; i++) own.push_back(value(g * each + i));
+        std::sort(own.rbegin(), own.rend());
+        sums.push_back(std::accumulate(own.begin(), own.begin() + o.ahead, 0.0));
+    }
+    sorted = sums, std::sort(sorted.rbegin(), sorted.rend());
+    const bool some = each < o.kv_heads && o.place < o.column;
+    for (int i = 0; some && i < o.kv_heads; i++) left_out[i] = sums[i / each] < sorted[o.place - 1];
     std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return value(a) > value(b); });
     gap = o.heads < o.kv_heads ? value(ids[o.heads - 1]) - value(ids[o.heads]) : 1;
+    if (some) gap = std::min(gap, sorted[o.place - 1] - sorted[o.place]);
     for (int r = 0; r < o.heads; r++) together += to[r] = chance(ids[r]);
     for (int r = 0; o.together && r < o.heads; r++) to[r] /= std::max(together, (double)o.epsilon);
     return ids;
