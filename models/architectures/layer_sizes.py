@@ -13,6 +13,17 @@ from attrs import evolve
 from ...core.model import LayerKV
 from ..checkpoints.modules import whole
 
+RECURRENT = frozenset(
+    {
+        *("falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "qwen3_5_moe_text"),
+        *("qwen3_5_text", "qwen3_next"),
+    }
+)
+"""The model types with recurrent layers that the native library computes."""
+
+WITHOUT_KV = frozenset({"conv", "linear_attention", "mlp"})
+"""The types of layers that have no keys and values."""
+
 DIFFERING = frozenset({"head_dim", "num_key_value_heads"})
 """The settings that may differ from layer to layer."""
 
@@ -26,6 +37,9 @@ def layer_sizes(folder: Path, text: Any) -> tuple[LayerKV, ...]:
     layers = whole(folder, text, "num_hidden_layers")
     if getattr(text, "is_heterogeneous", False):
         return _shared(text, tuple(_plain(folder, text.per_layer_config[index]) for index in range(layers)))
+    if not WITHOUT_KV.isdisjoint(kinds := getattr(text, "layer_types", None) or ()):
+        none = LayerKV(heads=0, size=0, value_size=0)
+        return tuple(none if kind in WITHOUT_KV else _plain(folder, text) for kind in kinds)
     latent = getattr(text, "kv_lora_rank", None) is not None and hasattr(text, "qk_nope_head_dim")
     return _shared(text, ((_latent if latent else _plain)(folder, text),) * layers)
 

@@ -26,10 +26,11 @@ from .crossed_family import crossed_model_types
 from .families import family_media, find_family
 from .family import Family
 from .frame_family import frame_model_types
-from .layer_sizes import DIFFERING, layer_sizes
+from .layer_sizes import DIFFERING, RECURRENT, WITHOUT_KV, layer_sizes
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _STATE = "a state of the request beside its pages"
+_ENDLESS = 1 << 17  # positions of a model that names no limit: a state has the same size after any number of them
 _CHOSEN = "attention to positions that each row chooses"
 _JOINED = "keys and values that stand for several positions"
 _NEEDED = {  # what a layer of another type would need
@@ -42,7 +43,7 @@ _NEEDED = {  # what a layer of another type would need
     "indexed_attention": _CHOSEN,
     "linear_attention": _STATE,
     "mlp": "no attention",
-    "moe": "no attention",
+    "moe": "experts without gates",
     "reference_sliding_attention": "windows that always show the first positions",
 }
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
@@ -228,7 +229,8 @@ def _reason(config: Any, text: Any, family: Family | None) -> str | None:
         differing = set(text.per_layer_attributes or ["their settings (per_layer_config)"]) - DIFFERING
         if differing:
             return f"has layers that differ in {', '.join(sorted(differing))}"
-    layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
+    known = _LAYERS | {*WITHOUT_KV, "hybrid"} if text.model_type in RECURRENT else _LAYERS
+    layers = set(getattr(text, "layer_types", None) or ()) - known
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
         known = (*crossed_model_types(), *frame_model_types())
@@ -297,6 +299,7 @@ def _shape(folder: Path, text: Any) -> DecoderShape:
         vocabulary=number("vocab_size"),
         positions=_positions(folder, text),
         windows=_windows(folder, text, len(kv)),
+        recurrent=text.model_type in RECURRENT,
         kv=kv,
     )
 
@@ -305,6 +308,8 @@ def _positions(folder: Path, text: Any) -> int:
     """The most positions of one sequence. With longrope, rotary numbers change with the longest sequence of a batch, so
     only the original positions count.
     """
+    if not hasattr(text, "max_position_embeddings") and text.model_type in RECURRENT:
+        return _ENDLESS
     positions = whole(folder, text, "max_position_embeddings")
     if text.model_type in _OFFSET_POSITIONS:  # MPNet's are those behind 1, whatever its padding token is
         positions -= (1 if text.model_type == "mpnet" else text.pad_token_id or 0) + 1

@@ -96,18 +96,19 @@ def _compare_decoder(
     else:
         witnesses.append(_Witness(checkpoint))
         witnessed = evolve(own, witness=witnesses[0].hear, cross_witness=witnesses[1].hear)
-    module, refusal = own.model.module, partial(refusal_of, checkpoint)
+    module, refusal, recurrent = own.model.module, partial(refusal_of, checkpoint), checkpoint.shape.recurrent
     with exactly(own.decoder):
-        if not own.decoder._can_set_attn_implementation():
+        if not own.decoder._can_set_attn_implementation() and not recurrent:
             raise refusal_of(checkpoint, "does not let the engine replace its attention")
         with refused(refusal, module, _THEIRS):
             own.attach("eager")  # transformers' exact implementation
             expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.tracebacks`
-        own.attach()
         _check_numbers(module, expected, checkpoint)
-        with refused(refusal, module, _OURS):
-            found = _read(witnessed, prompts, outputs, witnesses)
-    _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
+        if not recurrent:  # torch computes no recurrent layers
+            own.attach()
+            with refused(refusal, module, _OURS):
+                found = _read(witnessed, prompts, outputs, witnesses)
+            _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
     for stored in dict.fromkeys((dtype, kept)):
         if open_native is None:
             break
@@ -175,7 +176,8 @@ def _over(network: ComparedNetwork, dtype: torch.dtype) -> ComparedNetwork:
     """Returns the network as torch alone computes it, with one page and one slot for each prompt."""
     paged = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, dtype=dtype)
     if isinstance(network, CausalNetwork):
-        return evolve(network, paged=paged, graphs=None, native=None)
+        states = None if network.states is None else network.states.another(len(_LENGTHS))
+        return evolve(network, paged=paged, states=states, graphs=None, native=None)
     return evolve(network, paged=paged, cross=network.cross.another(len(_LENGTHS), dtype), native=None)
 
 
@@ -257,6 +259,9 @@ def _read(
         for slot, output in enumerate(outputs):
             network.write_cross(slot, output)
     first, second = _started(network, prompts)
+    if isinstance(network, CausalNetwork) and network.states is not None:
+        for state in range(len(prompts)):
+            network.states.begin(state)
     cut = max(1, len(first.tokens) - 4)
     beginning = _last(network, [_feed(first, 0, cut), _feed(second, 0, len(second.tokens))])
     for witness in witnesses:
@@ -295,7 +300,8 @@ def _record(number: int, prompt: list[int], pooling: Pooling | None = None) -> R
 
 def _feed(record: Record, start: int, length: int) -> Feed:
     number = record.start.sequence_id
-    part = Chunk(sequence_id=number, start=start, length=length, page_table=(number,), cross_slot=number, samples=False)
+    places: dict[str, Any] = {"page_table": (number,), "cross_slot": number, "states": (number,)}
+    part = Chunk(sequence_id=number, start=start, length=length, samples=False, **places)
     return Feed(part=part, record=record)
 
 

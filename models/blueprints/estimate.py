@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...core.config import EngineConfig
 from ...core.plan import DeviceMemory
@@ -71,6 +71,14 @@ _PROJECTED = (  # torch reads these as they are
     *("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight", "relative_attention_bias.weight"),
 )
 _EXPERTS, _LAYER = re.compile(r"\.experts\.[0-9]+\."), re.compile(r".*?\.[0-9]+\.")
+_ENTERS = re.compile(r"\.in_proj\w*\.weight$")
+_WINDOWS = (".conv.weight", ".conv1d.weight")  # of recurrent layers
+_OF_HEADS = (  # settings of their heads: how many, and the values and keys of one
+    ("linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim"),
+    ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
+    ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
+    ("num_heads", "head_dim", "state_size"),
+)
 _ROOM = 1 << 18  # bytes for the native library's plans
 _COUNTERS = 2 * 66 * 64  # bytes of an operation's two phases, see native/team.h
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
@@ -103,6 +111,7 @@ def estimate_context(
     read = read_blueprint(model, config)
     stored = stored_shapes(read)
     weights = weight_bytes(read, stored) + ODDS
+    read = evolve(read, state_numbers=state_numbers(read, stored))
     blueprint = read.sized(weights + read.state_bytes, measure)
     sizes, budget = blueprint.sizes, blueprint.chosen
     memory = DeviceMemory(
@@ -114,9 +123,25 @@ def estimate_context(
             "cross_kv": budget.slots * sizes.slot,
             "encoder_outputs": config.encoder_cache_bytes if encodes(blueprint) else 0,
             "encoder_states": blueprint.state_bytes,
+            "recurrent_states": budget.states * sizes.state,
         },
     )
     return memory, blueprint.context()
+
+
+def state_numbers(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
+    """The numbers of one sequence's state in the recurrent layers of a model; 0: it has none."""
+    if not isinstance(blueprint, TextBlueprint) or not blueprint.checkpoint.shape.recurrent:
+        return 0
+    config = blueprint.checkpoint.config.get_text_config()
+    windows = [one.shape for name, one in stored.items() if name.endswith(_WINDOWS)]
+    each = next((sizes for sizes in _OF_HEADS if all(hasattr(config, name) for name in sizes)), None)
+    of_heads = 0
+    if each is not None:
+        heads, size, depth = (getattr(config, name) for name in each)
+        of_heads = heads * -(-size // PANEL) * PANEL * depth
+    count = sum(name.endswith(".A_log") for name in stored)
+    return sum(width * (rows - 1) for width, _, rows in windows) + count * of_heads
 
 
 def encodes(blueprint: AnyBlueprint) -> bool:
@@ -186,6 +211,15 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
         between += shape.decoder_layers * shape.width  # queries are kept to align words
     turns = 16 * blueprint.decoder.head_dim if text else 0
     if isinstance(blueprint, TextBlueprint):
+        if (
+            shape.recurrent
+        ):  # layers of each kind have buffers; twice those of recurrent parts: between their operations
+            kinds = {_widths(stored, f"layers.{index}.") for index in range(shape.layers)}
+            entered = max(
+                sum(one.shape[0] for name, one in stored.items() if f"layers.{index}." in name and _ENTERS.search(name))
+                for index in range(shape.layers)
+            )
+            between, largest = sum(wide for wide, _ in kinds) + entered, max(most for _, most in kinds)
         between += 3 * blueprint.decoder.hidden  # sums, last states, and what else is not the output of a matrix
         between += _of_experts(blueprint.checkpoint.config.get_text_config())
         turns += 4 * blueprint.decoder.hidden * any(map(_is_table, stored))
@@ -225,7 +259,7 @@ def _text_bytes(blueprint: TextBlueprint, stored: Mapping[str, StoredShape], thr
     attended = shape.kv_heads * (shape.head_dim + -(-shape.head_dim // PANEL) * PANEL)
     own = max(64 * largest, BATCH * (rows + PANEL))
     tables = positions * (shape.hidden + 2 * shape.head_dim) + _of_places(blueprint.checkpoint.config, positions)
-    return 4 * (rows * (between + largest + attended) + threads * own + tables) + _ROOM
+    return 4 * (rows * (between + largest + attended + 4) + threads * own + tables) + _ROOM
 
 
 def _of_places(config: Any, positions: int) -> int:

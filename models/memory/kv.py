@@ -15,7 +15,7 @@ from ...core.plan import Chunk
 @define(eq=False)
 class PagedKV:
     """Self-attention keys and values: for each layer [pages + 1, page_size, numbers], keys before values. Layers of one
-    width lie side by side. A layer that reads those of another has none.
+    width lie side by side. A recurrent layer, and one that reads those of another, have none.
 
     Garbage cannot reach a result, not even as ``0 * NaN``. A page is zeroed when its first position is written, so a
     page in use holds zeros after its last position. Shorter page tables are padded with the last page of the pool,
@@ -30,7 +30,11 @@ class PagedKV:
     _parts: tuple[Tensor, ...] = field(init=False, repr=False)  # of each layer
 
     def __attrs_post_init__(self) -> None:
-        groups, parts, start = list[Tensor](), [self._pool[:0].view(0, self.page_size, 0)] * len(self.layers), 0
+        groups, parts, start = (
+            list[Tensor](),
+            [self._pool[:0].view(self.pages + 1, self.page_size, 0)] * len(self.layers),
+            0,
+        )
         for width in dict.fromkeys(layer.numbers for layer in self.layers if layer.numbers):
             own = [index for index, layer in enumerate(self.layers) if layer.numbers == width]
             shape = (len(own), self.pages + 1, self.page_size, width)
@@ -122,7 +126,7 @@ class PagedKV:
         return self._pool.device
 
     def parts(self) -> Iterator[Tensor]:
-        """Yields the pages of each layer, [pages + 1, page_size, numbers]; [0, page_size, 0] if it has none."""
+        """Yields the pages of each layer, [pages + 1, page_size, numbers], of no numbers if it has none."""
         return iter(self._parts)
 
     def tensors(self) -> tuple[Tensor, ...]:

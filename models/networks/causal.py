@@ -75,7 +75,8 @@ class CausalNetwork(Network):
         """Sets the decoder's attention to ours, or to another ``implementation``."""
         if implementation is None:
             register()
-        self.decoder.set_attn_implementation(implementation or PAGED)
+        if self.decoder._can_set_attn_implementation():
+            self.decoder.set_attn_implementation(implementation or PAGED)
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         assert self.encoder is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"

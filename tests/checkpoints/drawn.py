@@ -42,14 +42,45 @@ _FACTORS = {  # settings that change nothing by default
 _CHOSEN = ("sliding_window", "q_lora_rank", "num_key_value_heads")  # a default of ``None`` is a choice of the model
 _KINDS = ("layer_types", "mlp_layer_types")
 _ROTARY = dict.fromkeys(("sliding_attention", "full_attention"), (("rope_type", "default"), ("rope_theta", 1e4)))
-_HYBRID = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 20,
+}
+_SPACE = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_chunk_size": 8}
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+_SHORT = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
 _OTHERS: Mapping[str, Mapping[str, Any]] = {  # where a default is not what checkpoints have
     "cohere_compass_text": {
         "layer_types": list(_ROTARY),
         "rope_parameters": {layer: dict(rope) for layer, rope in _ROTARY.items()},
     },
-    "lfm2": _HYBRID,
-    "lfm2_moe": _HYBRID,
+    "falcon_h1": {
+        **_SPACE,
+        "mamba_d_ssm": 96,
+        "ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 0.6],
+        "mlp_multipliers": [0.7, 1.4],
+        "key_multiplier": 0.6,
+        "attention_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.9,
+        "lm_head_multiplier": 0.4,
+    },
+    "granitemoehybrid": {**_SPACE, **_HYBRID, "shared_intermediate_size": 64},
+    "lfm2": {**_SHORT, "block_multiple_of": 32},
+    "lfm2_moe": _SHORT,
+    "mamba2": {"num_heads": 6, "head_dim": 16, "state_size": 24, "n_groups": 2, "chunk_size": 8},
+    "nemotron_h": {
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 24,
+        "chunk_size": 8,
+        "layer_types": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    },
+    "qwen3_5_moe_text": {**_DELTA, **_HYBRID},
+    "qwen3_5_text": {**_DELTA, **_HYBRID},
+    "qwen3_next": {**_DELTA, **_HYBRID},
     "longcat_flash": {"head_dim": 4},
 }
 
@@ -66,7 +97,9 @@ def tiny_config(kind: str) -> Any:
     if "kv_lora_rank" in sizes:  # a head's width is a sum
         sizes.pop("head_dim", None)
         sizes["num_key_value_heads"] = 4
-    types = {name: list(dict.fromkeys(getattr(plain, name, None) or ())) for name in _KINDS}
+    aliases = getattr(made, "attribute_map", {})
+    computed = [name for name in _KINDS if isinstance(getattr(made, aliases.get(name, name), None), property)]
+    types = {name: list(dict.fromkeys(getattr(plain, name, None) or ())) for name in _KINDS if name not in computed}
     count = max(LAYERS, *map(len, types.values()))
     for name, found in types.items():
         if found:
@@ -88,7 +121,8 @@ def draw_model(kind: str) -> Any:
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(1)
         for name, weight in (*model.named_parameters(), *model.named_buffers()):
-            if weight.dim() == 3 or name.endswith("correction_bias"):
+            learned = weight.dim() == 3 and isinstance(weight, torch.nn.Parameter)  # Falcon-H1 has factors, too
+            if learned or name.endswith(("correction_bias", "expert_bias")):
                 weight.normal_(0.0, 1.5 / weight.shape[-1] ** 0.5)
     return model
 

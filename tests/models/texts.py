@@ -186,6 +186,7 @@ class Driver:
             page_table=tuple(one.pages),
             cross_slot=one.slot,
             samples=one.fed + length == one.known,
+            states=(one.sequence % self.description.states,) if self.description.states else (),
         )
 
     def _commit(self, one: _Running, part: Chunk, sampled: SampledToken) -> None:

@@ -417,4 +417,5 @@ struct Sequence {
     int length, slot, embeddings;
     std::vector<int32_t> tokens, types;  // whose embeddings the inputs are, or none
     std::vector<Wish> wishes;     // of each position
+    std::map<int, std::vector<float>> states;  // behind so many positions, as they were first found
 };

@@ -27,7 +27,8 @@ struct Plan {
     std::vector<Found> found;
     std::vector<int32_t> bans, copies;
     std::vector<uint8_t> allowed;
-    std::vector<float*> states;
+    std::vector<float*> states, saved;
+    std::vector<int32_t> saved_rows;
     void add(const Wish& wish) {
         Draw draw = wish.draw;
         draw.edits = (int)edits.size(), draw.bans = (int)bans.size() / 2, draw.found = (int)found.size();
@@ -45,8 +46,8 @@ struct Plan {
                 positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
                 types.empty() ? nullptr : types.data(),
                 draws.empty() ? nullptr : draws.data(), edits.data(), bans.data(), found.data(), allowed.data(),
-                seen.empty() ? nullptr : seen.data(), states.data(), copies.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
-                (int)copies.size() / 2};
+                seen.empty() ? nullptr : seen.data(), states.data(), copies.data(), saved.data(), saved_rows.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
+                (int)copies.size() / 2, (int)saved.size()};
     }
 };
 
@@ -85,6 +86,8 @@ struct Opened {
 
 long steps = 0;
 
+struct Saved { int sequence, position; std::vector<float> state; };
+
 // Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's. Where rows attend to
 // all of their sequence, a chunk is a whole one.
 Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level, Random& draw, uint32_t seed) {
@@ -110,6 +113,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
         std::vector<float> inputs;
         std::vector<float*> places;
         std::vector<Wish*> wishes;
+        std::vector<Saved> savings, ends;
         const bool looked_up = made.words && draw.one_in(2), drawn = !draw.one_in(4);
         left = false;
         for (size_t i = 0; i < all.size(); i++) {
@@ -127,6 +131,12 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
                 plan.chunks.insert(plan.chunks.end(), {std::min(part, rows - cut), second, all[i].slot, length});
             }
             plan.states.push_back(states[i].data());
+            for (int row = 0; made.carried && row < rows; row++)
+                if (draw.one_in(9)) {
+                    plan.saved_rows.push_back((int)plan.positions.size() + row);
+                    savings.push_back({(int)i, at[i] + row + 1, std::vector<float>(made.state)});
+                }
+            if (made.carried) ends.push_back({(int)i, at[i] + rows, {}});
             const auto page = pages[i].begin();
             if (made.paged) plan.tables.insert(plan.tables.end(), page, page + (at[i] + rows - 1) / page_size + 1);
             const auto first = all[i].inputs.begin() + at[i] * width;
@@ -148,9 +158,16 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
         if (!looked_up) memcpy(buffers[0].data, inputs.data(), inputs.size() * 4);
         for (size_t i = 0; drawn && i < plan.wanted.size(); i++) plan.add(*wishes[plan.wanted[i]]);
         buffers[count - 1].data = own.take<float>(plan.wanted.size() * vocabulary);
+        for (Saved& one : savings) plan.saved.push_back(one.state.data());
         const bool apart = draw.one_in(4);
         const Step step = plan.step(apart ? HEADLESS : WHOLE), head = Plan{{}, {}, {}, plan.wanted}.step(HEAD);
         check(triolet_step(opened.handle, &step) == FINE, "a plan is computed", seed);
+        for (Saved& one : ends) savings.push_back({one.sequence, one.position, states[one.sequence]});
+        for (const Saved& one : savings) {  // a state is the same wherever chunks end
+            const auto [known, first] = all[one.sequence].states.emplace(one.position, one.state);
+            const bool alike = first || !memcmp(known->second.data(), one.state.data(), one.state.size() * 4);
+            check(alike, "a state behind a row is the same, saved or at the end of a chunk", seed);
+        }
         const std::vector<float> kept(buffers[count - 1].data, buffers[count - 1].data + plan.wanted.size() * vocabulary);
         if (apart || drawn) check(triolet_step(opened.handle, &head) == FINE, "a head is computed", seed);
         for (size_t i = 0; i < plan.wanted.size(); i++)
@@ -192,7 +209,7 @@ void same_bits(uint32_t seed) {
     std::vector<Sequence> all;
     for (int i = draw.upto(1, 4); i--;) {
         const int length = draw.of({1, 2, 9, 33, 130, i ? 20 : POSITIONS});
-        Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings), {}, {}, {}};
+        Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings), {}, {}, {}, {}};
         for (int j = 0; j < length; j++) {
             one.tokens.push_back(made.words ? draw.upto(0, made.words->outputs - 1) : 0);
             const float* word = made.words ? &made.weights.at(made.words)[one.tokens[j] * made.widths[0]] : nullptr;
