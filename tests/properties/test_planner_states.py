@@ -110,6 +110,11 @@ class StatesMachine(SearchMachine):
         assert len(written) + len(sources) + free == self.limits.states, "books balance: a state is free or taken"
 
     @invariant()
+    def what_is_given_away_is_forgotten(self) -> None:
+        """A device has no need to keep what the planner counts as free, whatever steps are in flight."""
+        self.executor.give_away(self.planner._room.states._free)
+
+    @invariant()
     def a_kept_state_goes_with_its_pages(self) -> None:
         room = self.planner._room
         assert room.states._listed.keys() <= room.pages._listed.keys(), "a state is kept, and its last page is gone"

@@ -69,6 +69,9 @@ def test_scenarios_meet_what_they_are_named_after(name, meets):
         ("preemption among images", "preemptions"),
         ("preemption among images", "tokens_cached"),
         ("pooling with images", "tokens_cached"),
+        ("recurrent states", "tokens_cached"),
+        ("recurrent states", "tokens_accepted"),
+        ("recurrent states", "preemptions"),
     ],
 )
 def test_scenarios_meet_what_the_planner_counts(name, count):

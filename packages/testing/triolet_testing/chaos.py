@@ -79,6 +79,7 @@ class Chaos:
             cross_slots=pick([1, 2, 4]),
             pages=pick([20, 64]),
             max_positions=48,
+            states=pick([0, 0, 3, 6]),  # three: for the largest search alone
         )
 
     async def main(self) -> None:

@@ -167,6 +167,7 @@ _READS_IMAGES = SimModel(kind=Kind.DECODER, max_positions=24, pages=14)
 _SPECULATES = {"speculation": Speculation(tokens=3)}
 _TWO_IMAGES = (START, IMAGE, 5, IMAGE, 6)
 _TEXT = (START, 5)
+_TALK = (START, *range(2, 13))
 _LANGUAGES = Probe(position=0, token_ids=(5, 6, 7))
 _SILENCE = Probe(position=0, token_ids=(8,))
 
@@ -420,6 +421,21 @@ _ALL = (
         ),
         model=SimModel(max_positions=12, pages=14, page_size=2, cross_slots=2),
         config=_ONE_ENTRY | {"max_step_tokens": 6},
+    ),
+    Scenario(
+        name="recurrent states",  # turns of a conversation go on from what is kept; a search beside others, and one that
+        # needs all states; three samples at once; an urgent client; one that leaves
+        clients=(
+            Client(prompt=_TALK[:9], max_tokens=5),
+            Client(prompt=_TALK, max_tokens=6, arrives=0.16),
+            Client(images=(2,), prompt=(START, IMAGE, 5), max_tokens=4, arrives=0.1, beams=2),
+            *(Client(prompt=_TALK, max_tokens=10, arrives=0.24, priority=1) for _ in range(3)),
+            Client(prompt=(*_TALK[:5], 9), max_tokens=5, arrives=0.3, patience=0.1),
+            Client(prompt=(*_TALK, 7), max_tokens=2, arrives=0.5),
+            Client(prompt=_TALK[:10], max_tokens=3, arrives=0.52, beams=5, priority=2),
+        ),
+        model=SimModel(kind=Kind.DECODER, max_positions=24, pages=14, states=5),
+        config=_SPECULATES | {"max_running": 3, "max_step_tokens": 8},
     ),
 )
 

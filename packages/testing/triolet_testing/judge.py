@@ -157,7 +157,7 @@ def _judge_ends(run: Run, kind: FaultKind | None) -> None:
 
 
 def _judge_books(run: Run, *, opened: bool, whole: bool) -> None:
-    """Checks that no request holds a permit, a place, a page, a slot or an entry. A step that hangs may keep what it
+    """Checks that no request holds a permit, a place, a page, a slot, a state or an entry. A step that hangs may keep what it
     has."""
     engine = run.engine
     pending = engine.inside.pending
@@ -167,11 +167,13 @@ def _judge_books(run: Run, *, opened: bool, whole: bool) -> None:
 
 
 def judge_statistics(books: EngineStatistics) -> None:
-    """Checks the books of an engine that has ended: nobody holds a place, a page, a slot or an entry."""
+    """Checks the books of an engine that has ended: nobody holds a place, a page, a slot, a state or an entry."""
     requests = books.requests
     left = requests.waiting + requests.running + requests.leaving + requests.cross_slots_used
     assert not left, f"the planner still has {requests}"
     assert requests.pages_free == requests.pages, f"{requests.pages - requests.pages_free} pages did not come back"
+    states = requests.states - requests.states_free
+    assert not states, f"{states} recurrent states did not come back"
     cache = books.encoder_cache
     assert not (held := cache.held + cache.waiting), f"{held} holders or waiters are left: {cache}"
     assert not cache.entries, f"the ledger still has entries: {cache}"

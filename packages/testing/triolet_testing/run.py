@@ -24,7 +24,7 @@ from triolet.core.errors import (
     TrioletError,
 )
 from triolet.core.model import Kind
-from triolet.core.plan import DeviceMemory
+from triolet.core.plan import DeviceMemory, StepPlan
 from triolet.core.request import Request
 from triolet.core.trace import TraceChecker
 
@@ -98,6 +98,9 @@ class Run:
 
     def _on_device(self, job: Job, argument: DeviceArgument) -> BaseException | None:
         self._watch_interval(f"in {job}", working=not self.worker.abandoned)
+        planner = self._supervisor()._planner
+        if isinstance(argument, StepPlan) and planner is not None:  # the device keeps nothing that counts as free
+            self.executor.give_away(planner._room.states._free)
         return self.injector.on_device(job, argument)
 
     def _watch_interval(self, when: str, *, working: bool) -> None:
@@ -125,9 +128,12 @@ class Run:
         raise InvariantViolation("books balance", what, tuple(self.trace[-8:]))
 
     def _memory(self) -> DeviceMemory:
+        return self._supervisor()._runner.memory
+
+    def _supervisor(self) -> Supervisor:
         supervisor = self.engine.inside.backend
         assert isinstance(supervisor, Supervisor), "events come from an engine of this process"
-        return supervisor._runner.memory
+        return supervisor
 
     async def main(self) -> None:
         begun = trio.current_time()

@@ -11,7 +11,7 @@ least a wrong token. `expected_tokens` returns the right tokens.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import trio
@@ -41,6 +41,7 @@ SECONDS: Mapping[Job, float] = {
     Job.CLOSE: 0.1,
 }
 WEIGHTS = 1000  # bytes
+_KEPT = -1  # the owner of a state that a step has kept, and that nobody has changed since
 _ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # the calls that are allowed while asleep
 
 
@@ -52,6 +53,7 @@ class _Record:
     key: str | None = None
     search: SimSearch | None = None
     own: OwnState = field(factory=OwnState)
+    states: tuple[int, ...] = ()  # those of its last chunk
     first: int | None = None  # the first position that was fed
     fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far; they never change
 
@@ -94,6 +96,7 @@ class SimExecutor:
     _pages: dict[int, list[int | None]] = field(factory=dict, init=False)  # the fingerprint at each offset of a page
     _slots: dict[int, str] = field(factory=dict, init=False)
     _states: dict[int, int | None] = field(factory=dict, init=False)  # the fingerprint of all that a state has read
+    _owners: dict[int, int] = field(factory=dict, init=False)  # the sequence that has a state, or `_KEPT`
     _records: dict[int, _Record] = field(factory=dict, init=False)
 
     def open(self) -> ModelDescription:
@@ -128,14 +131,24 @@ class SimExecutor:
     def step(self, plan: StepPlan) -> StepResult:
         """Implements `Executor.step`."""
         for sequence_id in plan.ended:
-            self._records.pop(sequence_id, None)
+            record = self._records.pop(sequence_id, None)
+            own = () if record is None else record.states
+            self.give_away([state for state in own if self._owners.get(state) == sequence_id])
         try:
             self._call(Job.STEP, plan)
             return self._watched_step(plan)
         except BaseException:
             for part in plan.chunks:
                 self._records.pop(part.sequence_id, None)
+                self.give_away(_states_of(part))
             raise
+
+    def give_away(self, states: Iterable[int]) -> None:
+        """Forgets what ``states`` have read: nobody has them any more, so whoever reads one misuses the device. Those
+        of sequences that have ended, or whose step has failed, are forgotten in any case."""
+        for state in states:
+            self._states.pop(state, None)
+            self._owners.pop(state, None)
 
     def _watched_step(self, plan: StepPlan) -> StepResult:
         try:
@@ -154,7 +167,12 @@ class SimExecutor:
             assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
             self._slots[write.slot] = write.key
         self._check_nobody_writes_what_others_use(plan.chunks)
-        return StepResult(step_id=plan.step_id, sampled=tuple(self._run(part) for part in plan.chunks))
+        sampled = tuple([self._run(part) for part in plan.chunks])
+        for part, one in zip(plan.chunks, sampled, strict=True):
+            read = part.start + part.length + len(one.accepted)  # what is kept behind a wrong draft token is of no use
+            self._owners.update({keep.state: _KEPT for keep in part.keeps if keep.position <= read})
+            self.give_away(keep.state for keep in part.keeps if keep.position > read)
+        return StepResult(step_id=plan.step_id, sampled=sampled)
 
     def reset(self) -> None:
         """Implements `Executor.reset`."""
@@ -200,7 +218,7 @@ class SimExecutor:
             self._forget()
 
     def _forget(self) -> None:
-        for kept in (self.outputs, self._records, self._pages, self._slots, self._states):
+        for kept in (self.outputs, self._records, self._pages, self._slots, self._states, self._owners):
             kept.clear()
 
     def _check(self, right: bool, misuse: str) -> None:
@@ -231,6 +249,7 @@ class SimExecutor:
         assert max(written_states.values(), default=0) <= 1, "a state is written by two"
         assert not written_states.keys() & read, "a state is written while a sequence goes on from it"
         assert all(0 <= state < self.model.states for state in written_states), f"states of {self.model.states}"
+        self._owners.update({state: part.sequence_id for part in chunks for state in _states_of(part)})
 
     def _run(self, part: Chunk) -> SampledToken:
         record = self._record(part)
@@ -268,6 +287,8 @@ class SimExecutor:
         if record.first is None:
             record.key, record.first = key, part.start
         assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
+        assert part.states[: len(record.states)] == record.states, f"sequence {part.sequence_id} loses states"
+        record.states = part.states
         if record.search is not None and part.start >= record.search.prompt_length:
             return record
         assert part.beams == 1, "a chunk of beams of a sequence that has none yet"
@@ -297,6 +318,7 @@ class SimExecutor:
         fed, end = record.own.fed(part, 0), part.start + part.length
         own = fed.states[0]
         if copy is not None:
+            assert self._owners.get(copy[0]) == _KEPT, f"state {copy[0]} is read, and no step has kept it"
             self._states[own] = self._states.get(copy[0])
         elif fed.start == 0:
             self._states[own] = 0

@@ -33,6 +33,9 @@ _OF_STEPS = (
     "a prompt is read on",
     "a step has several requests",
     "a step is empty",
+    "a state is kept",
+    "a request goes on from a kept state",
+    "a request has a second state, or one for each beam",
     "a step is skipped behind a failed one",
     "steps are lost in flight",
 )
@@ -42,6 +45,7 @@ _OF_REQUESTS = (
     "a suspect is preempted",
     "a suspect waits for an encoder output",
     "a request is poison",
+    "a request waits while others have all states",
     "an acquire is withdrawn",
 )
 STAGES = ("device taken", "accepting", *TEARDOWN, "drain deadline", "device call abandoned")
@@ -56,30 +60,47 @@ def situations(trace: Iterable[e.Event], books: PlannerStatistics | None) -> Cou
     suspects: set[str] = set()
     fed: Counter[str] = Counter()  # steps since the start
     held: set[str] = set()
-    flights = 0
+    waiting: set[str] = set()
+    states: dict[str, tuple[int, ...]] = {}  # of running requests
+    flights, most = 0, 0 if books is None else books.states
     for event in trace:
         seen[_OF_EVENTS.get(type(event), "")] += 1
         match event:
+            case e.RequestQueued(name):
+                waiting.add(name)
             case e.RequestStarted(name):
+                waiting.discard(name)
                 running.add(name)
                 fed[name] = 0
             case e.RequestPreempted(name, to):
                 running.discard(name)
+                waiting.add(name)
+                states.pop(name, None)
                 seen[_OF_REQUESTS[to in running]] += 1
                 seen["a suspect is preempted"] += name in suspects
             case e.RequestSuspected(name):
                 running.discard(name)
+                waiting.add(name)
+                states.pop(name, None)
                 suspects.add(name)
             case e.EncoderWaitOver(name):
                 seen["a suspect waits for an encoder output"] += name in suspects
             case e.RequestEnded(name, _, error):
                 running.discard(name)
+                waiting.discard(name)
+                states.pop(name, None)
                 seen["a request is poison"] += error.startswith("PoisonRequest")
             case e.StepBegun(_, names):
                 flights += 1
                 suspects.difference_update(event.samples)
                 seen["a step is empty"] += not names
                 seen["a step has several requests"] += len(names) > 1
+                states.update(zip(names, event.states, strict=bool(event.states)))
+                seen["a state is kept"] += len(event.kept)
+                seen["a request goes on from a kept state"] += len(event.sources)
+                seen["a request has a second state, or one for each beam"] += max(map(len, event.states), default=0) > 1
+                taken = {state for own in states.values() for state in own}
+                seen["a request waits while others have all states"] += bool(waiting) and 0 < len(taken) == most
                 seen["a prompt is read on"] += any(fed[name] for name in names if name not in event.samples)
                 fed.update(names)
             case e.StepEnded():
@@ -87,7 +108,9 @@ def situations(trace: Iterable[e.Event], books: PlannerStatistics | None) -> Cou
                 seen["a step is skipped behind a failed one"] += event.skipped
             case e.StepsLost():
                 seen["steps are lost in flight"] += flights > 0
+                waiting |= running
                 running.clear()
+                states.clear()
                 flights = 0
             case e.StageReached(stage):
                 seen[stage] += 1

@@ -84,7 +84,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
 def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
     """Samples up to ``most_clients`` clients and an engine that is too small for them: few pages, few cross slots, an
     encoder cache of one to three outputs, short queues. Sometimes the block ends while clients are busy. Some models
-    read audio, the others images."""
+    read audio, the others images. Some have recurrent layers, and few states."""
     page_size = draw(st.sampled_from((4, 2, 3)))
     kind = draw(st.sampled_from((Kind.ENCODER_DECODER, Kind.DECODER)))
     windows = kind is Kind.ENCODER_DECODER
@@ -96,6 +96,7 @@ def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
         pages=least + draw(st.integers(0, 2 * least)),
         cross_slots=draw(st.integers(1, 3)),
         kind=kind,
+        states=draw(st.sampled_from((0, 0, 1, 2, 4))),
     )
     asked = requests() if windows else image_requests()
     clients = draw(st.lists(asked, min_size=1, max_size=most_clients).map(tuple))
