@@ -53,6 +53,11 @@ PRINTED = {
         *("50 tokens in int8: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
         *("50 tokens in bfloat16: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
     ],
+    "shapes.py tiny --rounds 1 --prompt 20": [
+        r"tiny, 1 row: the library \d+\.\d+ ms, transformers \d+\.\d+ ms, ",
+        r"tiny, 8 rows: ",
+        r"tiny, prompt of 20: ",
+    ],
     "fleet.py --replicas 4": [
         r"\| steady \| by load \| \d+ \| ",
         r"\| high load \| by content \| ",

@@ -15,7 +15,17 @@ from ..checkpoints.modules import whole
 
 RECURRENT = frozenset(
     {
-        *("falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "qwen3_5_moe_text"),
+        *(
+            "bamba",
+            "falcon_h1",
+            "granitemoehybrid",
+            "lfm2",
+            "lfm2_moe",
+            "lfm3",
+            "mamba2",
+            "nemotron_h",
+            "qwen3_5_moe_text",
+        ),
         *("qwen3_5_text", "qwen3_next"),
     }
 )

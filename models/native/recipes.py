@@ -143,6 +143,12 @@ _LFM2 = Recipe(
     norms=("operator_norm", "", "ffn_norm", ""),
 )
 _QWEN_NEXT = Recipe(recurrent="linear_attn", opens_numbers=True, shared="mlp.shared_expert")
+_BAMBA = Recipe(
+    last_norm="final_layernorm",
+    recurrent="mamba",
+    feed="feed_forward",
+    norms=("input_layernorm", "", "pre_ff_layernorm", ""),
+)
 _MIXERS = Recipe(  # a layer has one part, of whatever kind
     last_norm="norm_f",
     attention="mixer",
@@ -236,16 +242,10 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "qwen3_5_moe_text": ("Qwen3_5MoeDecoderLayer", _QWEN_NEXT),
     "mamba2": ("Mamba2Block", _MIXERS),
     "nemotron_h": ("NemotronHBlock", _MIXERS),
+    "bamba": ("BambaDecoderLayer", _BAMBA),
     "falcon_h1": (
         "FalconH1DecoderLayer",
-        Recipe(
-            last_norm="final_layernorm",
-            recurrent="mamba",
-            feed="feed_forward",
-            norms=("input_layernorm", "", "pre_ff_layernorm", ""),
-            embeddings_by="embedding_multiplier",
-            logits_by="lm_head_multiplier",
-        ),
+        evolve(_BAMBA, embeddings_by="embedding_multiplier", logits_by="lm_head_multiplier"),
     ),
     "olmo2": ("Olmo2DecoderLayer", _BEHIND),
     "olmo3": ("Olmo3DecoderLayer", evolve(_BEHIND, by_kind=True)),

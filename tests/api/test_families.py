@@ -14,7 +14,10 @@ from attrs import field, frozen
 
 import triolet
 from triolet.models.architectures.layer_sizes import layer_sizes
+from triolet.models.blueprints.estimate import state_numbers, stored_shapes
+from triolet.models.blueprints.read import read_blueprint
 from triolet.models.checkpoints.loading import read_tokenizer
+from triolet.models.memory.recurrent_states import RecurrentStates
 
 from ..checkpoints.families import make_checkpoint
 from ..models.media import HEARING, PLACEHOLDERS, Checkpoint
@@ -22,6 +25,7 @@ from .scarcity import ask_until_preempted, settled
 
 TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral", "granite", "cohere2", "gpt2")
 WIDE = ("gemma4", "gpt_oss", "deepseek_v3")  # shared keys and values, sinks, values of another width
+RECURRENT = ("lfm2", "qwen3_next", "mamba2")  # states beside pages, or alone
 WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
 
 
@@ -101,14 +105,14 @@ class Reference:
         return await engine.generate(ask.prompt, **given, sampling=sampling, priority=ask.priority)
 
 
-@pytest.fixture(params=[*TEXT, *WIDE, *PLACEHOLDERS])
+@pytest.fixture(params=[*TEXT, *WIDE, *RECURRENT, *PLACEHOLDERS])
 def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
     return Reference.of(request.param, tmp_path)
 
 
 def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.EngineConfig:
-    """Too little of everything: pages for one long sequence and a half, room for the encodings of one request, steps
-    shorter than prompts."""
+    """Too little of everything: pages for one long sequence and a half, five recurrent states, room for the encodings
+    of one request, steps shorter than prompts."""
     config = reference.module.config.get_text_config()
     page = sum(layer.numbers for layer in layer_sizes(reference.folder, config)) * 4 * 16
     longest, largest = 0, 1
@@ -119,6 +123,10 @@ def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.Engine
             largest = max(largest, sum({item.key: item.size for item in prepared.items}.values()))
             tokens = prepared.token_ids
         longest = max(longest, len(tokens) + ask.tokens)
+    if reference.name in RECURRENT:
+        blueprint = read_blueprint(reference.folder, triolet.EngineConfig(dtype="float32"))
+        numbers = state_numbers(blueprint, stored_shapes(blueprint))
+        more["state_bytes"] = 5 * RecurrentStates.bytes_of(numbers)
     return triolet.EngineConfig(
         dtype="float32",
         self_kv_bytes=-(-longest // 16) * 3 // 2 * page,

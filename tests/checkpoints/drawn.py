@@ -56,6 +56,7 @@ _OTHERS: Mapping[str, Mapping[str, Any]] = {  # where a default is not what chec
         "layer_types": list(_ROTARY),
         "rope_parameters": {layer: dict(rope) for layer, rope in _ROTARY.items()},
     },
+    "bamba": {**_SPACE, "attn_layer_indices": [1]},
     "falcon_h1": {
         **_SPACE,
         "mamba_d_ssm": 96,
