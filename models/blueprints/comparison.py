@@ -25,6 +25,7 @@ from ..checkpoints.loading import untried
 from ..checkpoints.modules import ModuleCheckpoint
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
+from ..native.recurrent import KINDS, DeltaNet
 from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
@@ -53,7 +54,9 @@ def compare_decoder(
     open_native: Callable[[Any], Runner] | None = None,
 ) -> None:
     """Compares a decoder, and refuses the model or attaches our attention to it. Experts are compared once more when
-    all are equally likely. Otherwise rounding may decide in int8 which expert a row asks for, so a row may differ.
+    all are equally likely. Otherwise rounding may decide in int8 which expert a row asks for, so a row may differ. So
+    it may behind a delta rule: its outputs are normalized, and where a query finds almost nothing in a state, rounding
+    decides about the sign of what it finds.
 
     Args:
         dtype: the dtype that the module computes in.
@@ -66,7 +69,8 @@ def compare_decoder(
         UnsupportedModel: a layer asks attention for something that we do not do, or the numbers differ.
     """
     routers = [one for one in network.decoder.modules() if "packed" in one._buffers and "weight" in one._parameters]
-    _compare_decoder(network, checkpoint, dtype, open_native, some=bool(routers))
+    delta = any(KINDS.get(type(one).__name__) is DeltaNet for one in network.decoder.modules())
+    _compare_decoder(network, checkpoint, dtype, open_native, some=delta or bool(routers))
     if not routers:
         return
     weights = [weight for one in routers for weight in (one.weight, one.packed)]
@@ -74,7 +78,7 @@ def compare_decoder(
     try:
         for weight in weights:
             weight.zero_()
-        _compare_decoder(network, checkpoint, dtype, open_native)
+        _compare_decoder(network, checkpoint, dtype, open_native, some=delta)
     finally:
         for weight, own in zip(weights, kept, strict=True):
             weight.copy_(own)

@@ -64,6 +64,10 @@ async def answers(folder: Path, together: bool, **changes: object) -> list[Bits]
         ("bart", {"dtype": "bfloat16"}),
         pytest.param("bart", {"kv_dtype": "bfloat16"}, marks=pytest.mark.thorough),
         ("t5", {}),
+        ("lfm2", {}),
+        ("qwen3_next", {"quantization": "int8"}),
+        pytest.param("qwen3_next", {}, marks=pytest.mark.thorough),
+        pytest.param("mamba2", {}, marks=pytest.mark.thorough),
     ],
 )
 async def test_a_text_has_the_same_bits_in_every_engine(family: str, how: dict[str, str], tmp_path: Path) -> None:
