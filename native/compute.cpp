@@ -258,7 +258,7 @@ Share share_of(const Engine& e, int phase) {
     if (index % 2 == 0 && o.kind == EXPERTS) return {rows * o.heads, 2};
     if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(e.owned), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
-    if (o.kind == CONVOLVE) return {e.sequences.batch_count * panels_of(o.size ? o.size : e.model.buffers[o.from].width), 1};
+    if (o.kind == CONVOLVE) return {e.sequences.batch_count * panels_of(o.size ? o.size : e.model.buffers[o.from].width), rows > BLOCK ? 1 : 8};
     if (o.kind == RECUR) return {e.sequences.count * o.heads * panels_of(o.size), rows > BLOCK ? 1 : 4};
     if (o.kind == ATTEND_ALL) return {o.heads * chunks_of(e, o).batch_count, chunks_of(e, o).batch_count > BLOCK ? 4 : 1};
     if (o.kind == TURN) return {e.block_count, 1};

@@ -72,7 +72,8 @@ inline void advance(float* state, float decay, const float* key, const V* update
     }
 }
 
-// A chunk's rows of PANEL columns of a head: their part of the state stays in the caches
+// A chunk's rows of PANEL columns of a head. Their part of the state stays in the caches, and pieces lie side by side: the
+// processor fetches the next ones itself, and prefetches made a step of few rows slower.
 void recur(const Engine& e, const Operation& o, int piece) {
     const int blocks = panels_of(o.size), own = piece % (o.heads * blocks), head = own / blocks, first = own % blocks * PANEL;
     const Chunk& c = e.sequences.of[piece / (o.heads * blocks)];
@@ -81,7 +82,6 @@ void recur(const Engine& e, const Operation& o, int piece) {
     const int count = o.distance_count, left = o.size - first, shared = head / (o.heads / o.kv_heads) * count;
     float* state = c.state + o.place + (int64_t)own * count * PANEL;
     const float skip = o.query_gain ? o.query_gain[head] : 0.0f;
-    for (int i = 0; i < count * PANEL; i += 16) __builtin_prefetch(state + i, 1, 3);
     int save = c.saves;
     for (int row = c.row; row < c.row + c.rows; row++) {
         const float *x = from.data + (int64_t)row * from.width, *gate = gates.data + (int64_t)row * gates.width + o.ahead;

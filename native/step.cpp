@@ -384,7 +384,7 @@ void temper(const Operation& o, float* numbers) {
     for (int h = 0; h < o.heads; h++) {
         float &strength = numbers[h], &decay = numbers[o.heads + h];
         if (o.delta) {
-            strength = (float)(1.0 / (1.0 + std::exp(-(double)strength)));
+            strength = (float)(o.cap / (1.0 + std::exp(-(double)strength)));
             decay = (float)std::exp(o.gain[h] * softplus((double)decay + o.shift[h]));
             continue;
         }

@@ -83,8 +83,8 @@ struct Operation {
     // [kv_heads][distance_count] and values [heads][size] are in ``from``, from ``column`` on, or in the reverse order if
     // ``paired``; queries are multiplied with ``scale``. The buffer `table` has two numbers [2][heads] of a row, from ``ahead``
     // on, which become strength and decay. They and ``from`` are changed.
-    // If ``delta``: strength is the sigmoid of the first number, decay e^(gain * softplus(second + shift)), queries and keys
-    // get the length 1 (by ``epsilon``), and update is strength * (value - key * decay * state) (Yang et al. 2024, "Gated
+    // If ``delta``: strength is the sigmoid of the first number by ``cap``, decay e^(gain * softplus(second + shift)), queries
+    // and keys get the length 1 (by ``epsilon``), and update is strength * (value - key * decay * state) (Yang et al. 2024, "Gated
     // Delta Networks"). Else: strength is softplus(first * soft_cap + shift), at least ``epsilon`` and at most ``cap``, decay
     // e^(gain * strength), update strength * value, and ``query_gain`` [heads] * value is added to the output, if there
     // is some (Dao and Gu 2024, "Mamba-2")

@@ -20,7 +20,8 @@ class Recurrence:
         skip: float32 [heads], by which values are added to the outputs; ``None``: they are not.
         scale: the factor of queries.
         epsilon: of the norms of queries and keys, with the delta rule.
-        factor, least, most: of steps: their factor, the smallest and the largest one, without the delta rule.
+        factor, least: of steps: their factor and the smallest one, without the delta rule.
+        most: the largest step or, with the delta rule, the largest strength.
     """
 
     heads: int
@@ -36,7 +37,7 @@ class Recurrence:
     epsilon: float = 0.0
     factor: float = 1.0
     least: float = 0.0
-    most: float = 0.0
+    most: float = 1.0
 
 
 @frozen(kw_only=True, eq=False)

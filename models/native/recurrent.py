@@ -98,24 +98,35 @@ class ShortConvolution(Recurrent):
 
 @frozen(eq=False)
 class DeltaNet(Recurrent):
-    """Qwen3-Next's and Qwen3.5's gated delta rule. The matrix has queries, keys, values, gates of the outputs,
-    strengths, and decays."""
+    """The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo Hybrid. The matrix has queries, keys, values, gates of the
+    outputs, strengths, and decays."""
 
     @property
     def enter(self) -> tuple[str, ...]:  # type: ignore[override]
-        joined = hasattr(self.module, "in_proj_qkvz")
-        return ("in_proj_qkvz", "in_proj_ba") if joined else ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        ways = (
+            ("in_proj_qkvz", "in_proj_ba"),
+            ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+            ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
+        )
+        return next(names for names in ways if hasattr(self.module, names[0]))
+
+    @property
+    def leave(self) -> str:  # type: ignore[override]
+        return "out_proj" if hasattr(self.module, "out_proj") else "o_proj"
 
     @property
     def order(self) -> Tensor | None:
         if not hasattr(self.module, "in_proj_qkvz"):
             return None
         module, shared = self.module, self.module.num_v_heads // self.module.num_k_heads  # heads of one key
-        own = shared * module.head_v_dim
+        keys, own = module.head_k_dim, shared * module.head_v_dim
         wide = torch.arange(2 * (module.key_dim + module.value_dim)).view(module.num_k_heads, -1)
         narrow = torch.arange(2 * module.num_v_heads).view(module.num_k_heads, -1) + wide.numel()
-        parts = [*wide.split([module.head_k_dim, module.head_k_dim, own, own], 1), *narrow.split(shared, 1)]
-        return torch.cat([part.flatten() for part in parts])
+        found, first = list[Tensor](), 0
+        for outputs in (keys, keys, own, own, shared, shared):  # of each head of keys, in its outputs of both layers
+            found.append(torch.cat([wide, narrow], 1)[:, first : first + outputs].flatten())
+            first += outputs
+        return torch.cat(found)
 
     def write(self, program: Program, rooms: Rooms, split: int) -> int:
         module, width = self.module, self._taps().shape[1]
@@ -132,15 +143,17 @@ class DeltaNet(Recurrent):
             delta=True,
             scale=module.head_k_dim**-0.5,
             epsilon=1e-6,
+            most=2.0 if getattr(module, "allow_neg_eigval", False) else 1.0,
         )
+        norm = module.norm if hasattr(module, "norm") else module.o_norm
         program.recur(mixed, made, split, recurrence)
         gate = Gate(
             heads=module.num_v_heads,
             size=module.head_v_dim,
             first=width,
             activation=ACTIVATIONS["silu"],
-            gain=gain_of(module.norm),
-            epsilon=epsilon_of(module.norm),
+            gain=gain_of(norm),
+            epsilon=epsilon_of(norm),
         )
         program.gate(made, made, split, gate)
         return made
@@ -206,6 +219,7 @@ KINDS: dict[str, Callable[[Any], Recurrent]] = {
     "Qwen3NextGatedDeltaNet": DeltaNet,
     "Qwen3_5GatedDeltaNet": DeltaNet,
     "Qwen3_5MoeGatedDeltaNet": DeltaNet,
+    "OlmoHybridGatedDeltaNet": DeltaNet,
     "GraniteMoeHybridMambaLayer": StateSpace,
     "Mamba2Mixer": StateSpace,
     "NemotronHMamba2Mixer": StateSpace,

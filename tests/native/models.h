@@ -164,7 +164,7 @@ struct Made {
         Operation& some = add(COPY, from, to);
         some.heads = draw.upto(1, 4), some.size = draw.upto(1, width / 4), some.scale = draw.of({1.0f, 0.3f});
         some.window = draw.upto(0, width / 4), some.ahead = draw.upto(some.size, width / 4);
-        some.column = draw.upto(0, width / 4 - 1), some.place = draw.upto(0, width - 3 * some.ahead - some.size);
+        some.column = draw.upto(0, std::min(width / 4 - 1, width - 3 * some.window - some.size)), some.place = draw.upto(0, width - 3 * some.ahead - some.size);
         some.ending = draw.of({STORE, ADD, GATED});
         Operation& back = add(COPY, to, from);
         back.heads = 1, back.size = width, back.scale = 0.3f, back.ending = ADD;
@@ -232,7 +232,7 @@ struct Made {
         heads.table = split, heads.ahead = values + wide + 1, heads.place = state, heads.column = wide - mixed;
         heads.paired = draw.one_in(2), heads.delta = delta, heads.scale = draw.of({1.0f, 0.4f});
         heads.gain = arena.values(own + extra, draw, 0.5f, -0.7f), heads.shift = gain(own);
-        heads.soft_cap = 0.8f, heads.cap = draw.of({INFINITY, 1.5f});
+        heads.soft_cap = 0.8f, heads.cap = delta ? draw.of({1.0f, 2.0f}) : draw.of({INFINITY, 1.5f});
         if (!delta) heads.epsilon = draw.of({0.0f, 0.6f});
         if (!delta && draw.one_in(2)) heads.query_gain = gain(own);
         state += own * ((columns + PANEL - 1) / PANEL) * PANEL * depth;

@@ -216,7 +216,7 @@ inline void recurred(const Operation& o, const Row& x, const Row& numbers, Row& 
         }
         const double first = numbers[o.ahead + h], second = numbers[o.ahead + o.heads + h];
         const double step = log1p(exp(o.delta ? second + o.shift[h] : first * o.soft_cap + o.shift[h]));
-        const double strength = o.delta ? 1 / (1 + exp(-first)) : std::min(std::max(step, (double)o.epsilon), (double)o.cap);
+        const double strength = o.delta ? o.cap / (1 + exp(-first)) : std::min(std::max(step, (double)o.epsilon), (double)o.cap);
         const double decay = exp(o.gain[h] * (o.delta ? step : strength));
         for (int c = 0; c < o.size; c++) {
             const double value = parts[o.paired ? 0 : 2][h * o.size + c];
