@@ -26,7 +26,7 @@ RECURRENT = frozenset(
             "nemotron_h",
             "qwen3_5_moe_text",
         ),
-        *("qwen3_5_text", "qwen3_next"),
+        *("olmo_hybrid", "qwen3_5_text", "qwen3_next"),
     }
 )
 """The model types with recurrent layers that the native library computes."""

@@ -230,8 +230,8 @@ def _reason(config: Any, text: Any, family: Family | None) -> str | None:
         differing = set(text.per_layer_attributes or ["their settings (per_layer_config)"]) - DIFFERING
         if differing:
             return f"has layers that differ in {', '.join(sorted(differing))}"
-    known = _LAYERS | {*WITHOUT_KV, "hybrid"} if text.model_type in RECURRENT else _LAYERS
-    layers = set(getattr(text, "layer_types", None) or ()) - known
+    layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
+    layers -= {*WITHOUT_KV, "hybrid"} if text.model_type in RECURRENT else set()
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
         known = (*crossed_model_types(), *frame_model_types())

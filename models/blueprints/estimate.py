@@ -71,7 +71,7 @@ _PROJECTED = (  # torch reads these as they are
     *("decoder_proj.weight", "decoder.proj.weight", "pos_emb.weight", "relative_attention_bias.weight"),
 )
 _EXPERTS, _LAYER = re.compile(r"\.experts\.[0-9]+\."), re.compile(r".*?\.[0-9]+\.")
-_ENTERS = re.compile(r"\.in_proj\w*\.weight$")
+_ENTERS = re.compile(r"\.(in_proj\w*|linear_attn\.\w+_proj)\.weight$")
 _WINDOWS = (".conv.weight", ".conv1d.weight")  # of recurrent layers
 _OF_HEADS = (  # settings of their heads: how many, and the values and keys of one
     ("linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim"),
@@ -211,15 +211,8 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
         between += shape.decoder_layers * shape.width  # queries are kept to align words
     turns = 16 * blueprint.decoder.head_dim if text else 0
     if isinstance(blueprint, TextBlueprint):
-        if (
-            shape.recurrent
-        ):  # layers of each kind have buffers; twice those of recurrent parts: between their operations
-            kinds = {_widths(stored, f"layers.{index}.") for index in range(shape.layers)}
-            entered = max(
-                sum(one.shape[0] for name, one in stored.items() if f"layers.{index}." in name and _ENTERS.search(name))
-                for index in range(shape.layers)
-            )
-            between, largest = sum(wide for wide, _ in kinds) + entered, max(most for _, most in kinds)
+        if blueprint.decoder.recurrent:
+            between, largest = _recurrent_widths(stored, blueprint.decoder.layers)
         between += 3 * blueprint.decoder.hidden  # sums, last states, and what else is not the output of a matrix
         between += _of_experts(blueprint.checkpoint.config.get_text_config())
         turns += 4 * blueprint.decoder.hidden * any(map(_is_table, stored))
@@ -328,6 +321,15 @@ def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
     names = [name for name in stored if any(part in name for part in layers) and ".experts." not in name]
     own = [stored[name].shape for name in names if len(stored[name].shape) == 2]
     return sum(outputs for outputs, _ in own), max(map(max, own), default=0)
+
+
+def _recurrent_widths(stored: Mapping[str, StoredShape], layers: int) -> tuple[int, int]:
+    """Returns `_widths` of a decoder whose layers are of several kinds, which have buffers of their own: twice as many
+    for recurrent parts, since there are some between their operations."""
+    names = [f"layers.{index}." for index in range(layers)]
+    kinds, entering = {_widths(stored, layer) for layer in names}, [name for name in stored if _ENTERS.search(name)]
+    entered = [sum(stored[name].shape[0] for name in entering if layer in name) for layer in names]
+    return sum(wide for wide, _ in kinds) + max(entered), max(most for _, most in kinds)
 
 
 def may_be_native(blueprint: AnyBlueprint) -> bool:

@@ -78,10 +78,11 @@ class CausalDecoder:
 
     @property
     def recipe(self) -> Recipe | None:
-        """The recipe of the layers; ``None``: they are unknown."""
+        """The recipe of the model, which is that of its layers. If these are of two classes, their recipes agree on
+        what is no part of a layer. ``None``: they are unknown."""
         kinds = self._kinds()
-        found = [recipe for kind, recipe in RECIPES.items() if kind in kinds]
-        return found[0] if len(found) == 1 else None
+        known = [recipe for kind, recipe in RECIPES.items() if kind in kinds]
+        return known[0] if known and len(known) == len(kinds) else None
 
     def _kinds(self) -> set[str]:
         """Returns the classes of the layers."""
@@ -93,7 +94,8 @@ class CausalDecoder:
         """The layers, whose recipe is known."""
         recipe, heads = self.recipe, getattr(self.config, "num_attention_heads", 0)
         assert recipe is not None, "`unknown` gives the reason"
-        return (DecoderLayer(module, recipe, heads) for module in attrgetter(recipe.layers)(self.base))
+        modules = attrgetter(recipe.layers)(self.base)
+        return (DecoderLayer(module, RECIPES[type(module).__name__], heads) for module in modules)
 
     @property
     def linears(self) -> list[Any]:
@@ -111,7 +113,7 @@ class CausalDecoder:
     def unknown(self) -> str | None:
         """Returns the reason why the decoder cannot be a program; ``None``: it can."""
         base, config, recipe, names = self.base, self.config, self.recipe, self._kinds()
-        if recipe is None or len(names) != 1 or len(self.windows) != len(list(self.layers)):
+        if recipe is None or len(self.windows) != len(list(self.layers)):
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(RECIPES))}"
         layers = list(self.layers)
         gates = [layer.gate for layer in layers if layer.gate is not None]
@@ -286,7 +288,7 @@ class ProgramWriter:
         first = attention.width
         if self.recipe.latent or layer.panels()["read"].outputs == first:
             return
-        told: dict[str, Any] = {"activation": ACTIVATIONS["sigmoid"], "whole": not self.recipe.opens_numbers}
+        told: dict[str, Any] = {"activation": ACTIVATIONS["sigmoid"], "whole": not layer.recipe.opens_numbers}
         gate = Gate(heads=attention.heads, size=attention.size, first=first, **told)
         self.program.gate(attended, attended, split, gate)
 
@@ -294,7 +296,7 @@ class ProgramWriter:
         """Computes the first half of a dense feed-forward part; returns its buffer. ``None``: there is none."""
         if layer.dense is None:
             return None
-        panels, ending = layer.panels(), Ending.GATED if self.recipe.gated else Ending.ACTIVATED
+        panels, ending = layer.panels(), Ending.GATED if layer.recipe.gated else Ending.ACTIVATED
         inner, by = self.rooms("inner", panels["narrow"].inputs), float(getattr(layer.dense, "gate_multiplier", 1.0))
         self.program.linear(hidden, inner, panels["widen"], ending, gates_by=by, **told)
         return inner
@@ -379,7 +381,7 @@ class ProgramWriter:
             self.program.mix(summand, hidden, opened, asked=1, size=width, scale=scale)
 
     def _attention(self, index: int, layer: DecoderLayer) -> Attention:
-        recipe, attention, config = self.recipe, layer.attention, self.decoder.config
+        recipe, attention, config = layer.recipe, layer.attention, self.decoder.config
         out, heads, query_norm, key_norm = layer.panels()["out"], layer.heads, *layer.head_norms
         size, keys = out.inputs // heads, layer.groups["read"][1:2]
         joined = (layer.panels()["read"].outputs - out.inputs) // 2  # queries, keys and values are one layer

@@ -63,9 +63,9 @@ class PackedLinear(nn.Module):
         parts, end = [], first + self.out_features
         for start in range(first, end, _PART):
             stop = min(start + _PART, end)
-            own = slice(start, stop) if self.places is None else self.places[start - first : stop - first]
-            weights = panels.part(start, stop) if self.places is None else panels.rows(own)
-            bias = None if self.bias is None else self.bias[own].to(inputs.dtype)
+            places = torch.arange(start, stop) if self.places is None else self.places[start - first : stop - first]
+            weights = panels.part(start, stop) if self.places is None else panels.rows(places)
+            bias = None if self.bias is None else self.bias[places].to(inputs.dtype)
             parts.append(functional.linear(inputs, weights.to(inputs.dtype), bias))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 

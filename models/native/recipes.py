@@ -240,6 +240,7 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "qwen3_next": ("Qwen3NextDecoderLayer", _QWEN_NEXT),
     "qwen3_5_text": ("Qwen3_5DecoderLayer", _QWEN_NEXT),
     "qwen3_5_moe_text": ("Qwen3_5MoeDecoderLayer", _QWEN_NEXT),
+    "olmo_hybrid": ("OlmoHybridAttentionDecoderLayer", evolve(_BEHIND, recurrent="linear_attn")),
     "mamba2": ("Mamba2Block", _MIXERS),
     "nemotron_h": ("NemotronHBlock", _MIXERS),
     "bamba": ("BambaDecoderLayer", _BAMBA),
@@ -330,7 +331,10 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         ),
     ),
 }
-"""By the model type of a configuration: the class of its layers, and their recipe."""
+"""By the model type of a configuration: the class of its layers, or of those with attention, and their recipe."""
 
-RECIPES: dict[str, Recipe] = dict(FAMILIES.values())
+RECIPES: dict[str, Recipe] = {
+    **dict(FAMILIES.values()),
+    "OlmoHybridLinearAttentionDecoderLayer": evolve(_PLAIN, recurrent="linear_attn"),
+}
 """Recipes by the class of the layers."""

@@ -79,6 +79,7 @@ _OTHERS: Mapping[str, Mapping[str, Any]] = {  # where a default is not what chec
         "chunk_size": 8,
         "layer_types": ["linear_attention", "mlp", "full_attention", "linear_attention"],
     },
+    "olmo_hybrid": {**_DELTA, **_HYBRID},
     "qwen3_5_moe_text": {**_DELTA, **_HYBRID},
     "qwen3_5_text": {**_DELTA, **_HYBRID},
     "qwen3_next": {**_DELTA, **_HYBRID},

@@ -32,7 +32,7 @@ OPENED = (
     *("laguna", "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral", "modernbert-decoder", "nanochat", "phimoe"),
     *("solar_open", "vaultgemma"),
     *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "qwen3_5_moe_text"),
-    *("qwen3_5_text", "qwen3_next"),
+    *("olmo_hybrid", "qwen3_5_text", "qwen3_next"),
 )
 OPENED_ELSEWHERE = (  # other tests compare these in every run
     *("cohere2", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma3_text", "glm4", "glm4_moe", "granite"),
@@ -44,7 +44,7 @@ _FAMILY = "would need a family of its own"
 _CHOOSES = "need attention to positions that each row chooses"
 
 BY_SETTINGS = {
-    **dict.fromkeys(("bailing_hybrid", "inkling_text", "kimi_linear", "minimax", "olmo_hybrid", "zaya"), _STATE),
+    **dict.fromkeys(("bailing_hybrid", "inkling_text", "kimi_linear", "minimax", "zaya"), _STATE),
     **dict.fromkeys(("lfm3_vl", "minicpm_ocr", "minicpmv4_6"), _FAMILY),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "mistral_large4", "qwen4_exp_text"), _CHOOSES),
     "deepseek_v4": "need keys and values that stand for several positions",
