@@ -13,6 +13,10 @@ from attrs import define, field
 Key: TypeAlias = bytes | str  # names the content of a page or slot
 
 
+def _unheard(_: Key) -> None:
+    """Hears of a key that nobody cares for. No lambda: the exhaustive search pickles planners."""
+
+
 @define(eq=False)
 class PageAllocator:
     """Pages ``0 .. total-1``. Each page is free, taken by one or more sequences, or cached.
@@ -23,7 +27,7 @@ class PageAllocator:
     """
 
     total: int
-    evicted: Callable[[Key], object] = field(default=lambda _: None, kw_only=True)  # hears of each key that is evicted
+    evicted: Callable[[Key], object] = field(default=_unheard, kw_only=True)  # hears of each key that is evicted
     _free: list[int] = field(init=False)
     _users: dict[int, int] = field(factory=dict, init=False)  # number of users of each taken page
     _keys: dict[int, Key] = field(factory=dict, init=False)  # key of each listed page
