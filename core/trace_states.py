@@ -11,8 +11,8 @@ from .events import StepBegun
 
 @define(eq=False)
 class StateBooks:
-    """The states that requests have, by the steps that were sent. A request has the states of its last step until it
-    stops running (`drop`), and those of a step in flight in any case."""
+    """The states of each request, by the steps that were sent. A request has the states of its last step until it stops
+    running (`drop`), and those of a step in flight in any case."""
 
     _owners: dict[int, str] = field(factory=dict, init=False)
     _states: dict[str, tuple[int, ...]] = field(factory=dict, init=False)  # of each request

@@ -72,8 +72,8 @@ class Room:
 
     def cached_pages(self, sequence: Sequence) -> tuple[int, ...]:
         """Returns the listed pages that hold the first tokens of the sequence already. If the model has recurrent
-        layers, they end where a kept state has read them all; a search whose beams need all states goes on from
-        none."""
+        layers, they end where a kept state has read them all. A search whose beams need all states goes on from none.
+        """
         if not self.limits.prefix_caching or sequence.shuns_cache or sequence.beams == self.limits.states:
             return ()
         pages = self.pages.find(sequence.page_keys.upto(sequence.tokens, sequence.most_cached()))
@@ -147,7 +147,7 @@ class Room:
         self._release_source(sequence)
         for keep in keeps:
             end = keep.position // self.limits.page_size
-            if keep.position > sequence.fed or end > sequence.listed:
+            if end > sequence.listed:
                 self.states.give_back((keep.state,))
                 continue
             key = sequence.page_keys.last_of(end)

@@ -226,7 +226,6 @@ class Sequence:
         """Returns the positions in ``start+1 .. stop``, in order, at which its state is kept: the last end of a page,
         and each end that is worth it."""
         size = self.page_keys.page_size
-        stop = min(stop, self.prompt_length) if self.beams > 1 else stop
         ends = range(start // size + 1, stop // size + 1)
         return [end * size for end in ends if end == ends[-1] or end in self.ends]
 

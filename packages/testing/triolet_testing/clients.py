@@ -423,8 +423,8 @@ _ALL = (
         config=_ONE_ENTRY | {"max_step_tokens": 6},
     ),
     Scenario(
-        name="recurrent states",  # turns of a conversation go on from what is kept; a search beside others, and one that
-        # needs all states; three samples at once; an urgent client; one that leaves
+        name="recurrent states",  # turns of a conversation go on from what is kept; a search beside others, and one
+        # that needs all states; three samples at once; an urgent client; one that leaves
         clients=(
             Client(prompt=_TALK[:9], max_tokens=5),
             Client(prompt=_TALK, max_tokens=6, arrives=0.16),

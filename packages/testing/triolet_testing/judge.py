@@ -157,8 +157,8 @@ def _judge_ends(run: Run, kind: FaultKind | None) -> None:
 
 
 def _judge_books(run: Run, *, opened: bool, whole: bool) -> None:
-    """Checks that no request holds a permit, a place, a page, a slot, a state or an entry. A step that hangs may keep what it
-    has."""
+    """Checks that no request holds a permit, a place, a page, a slot, a state or an entry. A step that hangs may
+    keep what it has."""
     engine = run.engine
     pending = engine.inside.pending
     assert not pending, f"{pending} permits of the queue did not come back"

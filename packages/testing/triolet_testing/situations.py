@@ -33,11 +33,14 @@ _OF_STEPS = (
     "a prompt is read on",
     "a step has several requests",
     "a step is empty",
+    "a step is skipped behind a failed one",
+    "steps are lost in flight",
+)
+_OF_STATES = (
     "a state is kept",
     "a request goes on from a kept state",
     "a request has a second state, or one for each beam",
-    "a step is skipped behind a failed one",
-    "steps are lost in flight",
+    "a request waits while others have all states",
 )
 _OF_REQUESTS = (
     "preempted for one that waits",
@@ -45,11 +48,10 @@ _OF_REQUESTS = (
     "a suspect is preempted",
     "a suspect waits for an encoder output",
     "a request is poison",
-    "a request waits while others have all states",
     "an acquire is withdrawn",
 )
 STAGES = ("device taken", "accepting", *TEARDOWN, "drain deadline", "device call abandoned")
-SITUATIONS = (*_OF_EVENTS.values(), *_OF_BOOKS.values(), *_OF_STEPS, *_OF_REQUESTS)
+SITUATIONS = (*_OF_EVENTS.values(), *_OF_BOOKS.values(), *_OF_STEPS, *_OF_STATES, *_OF_REQUESTS)
 """Situations that every long run of the sweep, and of chaos, must have seen. The sweep must have seen all `STAGES`."""
 
 
@@ -60,47 +62,30 @@ def situations(trace: Iterable[e.Event], books: PlannerStatistics | None) -> Cou
     suspects: set[str] = set()
     fed: Counter[str] = Counter()  # steps since the start
     held: set[str] = set()
-    waiting: set[str] = set()
-    states: dict[str, tuple[int, ...]] = {}  # of running requests
-    flights, most = 0, 0 if books is None else books.states
+    flights = 0
     for event in trace:
         seen[_OF_EVENTS.get(type(event), "")] += 1
         match event:
-            case e.RequestQueued(name):
-                waiting.add(name)
             case e.RequestStarted(name):
-                waiting.discard(name)
                 running.add(name)
                 fed[name] = 0
             case e.RequestPreempted(name, to):
                 running.discard(name)
-                waiting.add(name)
-                states.pop(name, None)
                 seen[_OF_REQUESTS[to in running]] += 1
                 seen["a suspect is preempted"] += name in suspects
             case e.RequestSuspected(name):
                 running.discard(name)
-                waiting.add(name)
-                states.pop(name, None)
                 suspects.add(name)
             case e.EncoderWaitOver(name):
                 seen["a suspect waits for an encoder output"] += name in suspects
             case e.RequestEnded(name, _, error):
                 running.discard(name)
-                waiting.discard(name)
-                states.pop(name, None)
                 seen["a request is poison"] += error.startswith("PoisonRequest")
             case e.StepBegun(_, names):
                 flights += 1
                 suspects.difference_update(event.samples)
                 seen["a step is empty"] += not names
                 seen["a step has several requests"] += len(names) > 1
-                states.update(zip(names, event.states, strict=bool(event.states)))
-                seen["a state is kept"] += len(event.kept)
-                seen["a request goes on from a kept state"] += len(event.sources)
-                seen["a request has a second state, or one for each beam"] += max(map(len, event.states), default=0) > 1
-                taken = {state for own in states.values() for state in own}
-                seen["a request waits while others have all states"] += bool(waiting) and 0 < len(taken) == most
                 seen["a prompt is read on"] += any(fed[name] for name in names if name not in event.samples)
                 fed.update(names)
             case e.StepEnded():
@@ -108,9 +93,7 @@ def situations(trace: Iterable[e.Event], books: PlannerStatistics | None) -> Cou
                 seen["a step is skipped behind a failed one"] += event.skipped
             case e.StepsLost():
                 seen["steps are lost in flight"] += flights > 0
-                waiting |= running
                 running.clear()
-                states.clear()
                 flights = 0
             case e.StageReached(stage):
                 seen[stage] += 1
@@ -120,8 +103,28 @@ def situations(trace: Iterable[e.Event], books: PlannerStatistics | None) -> Cou
                 seen["an acquire is withdrawn"] += holder not in held
     for name, situation in _OF_BOOKS.items() if books is not None else ():
         seen[situation] += getattr(books, name) > 0
+    if books is not None and books.states:
+        _count_states(trace, books.states, seen)
     del seen[""]
     return +seen
+
+
+def _count_states(trace: Iterable[e.Event], most: int, seen: Counter[str]) -> None:
+    """Counts the situations of a model with ``most`` recurrent states."""
+    states: dict[str, tuple[int, ...]] = {}  # of each request; empty while it waits
+    for event in trace:
+        match event:
+            case e.RequestQueued(name) | e.RequestPreempted(name) | e.RequestSuspected(name):
+                states[name] = ()
+            case e.RequestEnded(name):
+                states.pop(name, None)
+            case e.StepsLost():
+                states = dict.fromkeys(states, ())
+            case e.StepBegun(_, names) if names:
+                states.update(zip(names, event.states, strict=True))
+                taken = {state for own in states.values() for state in own}
+                counts = len(event.kept), len(event.sources), max(map(len, event.states)) > 1
+                seen.update(dict(zip(_OF_STATES, (*counts, () in states.values() and len(taken) == most), strict=True)))
 
 
 def told(seen: Counter[str], wanted: Sequence[str], *, enough: bool) -> tuple[str, bool]:
