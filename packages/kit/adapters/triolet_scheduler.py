@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_values import Decisions
+from triolet.core.plan import Chunk as Part
 from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.planning.actions import Acquire, Finish, Release
 from triolet.core.planning.limits import PlannerLimits
@@ -69,8 +70,17 @@ class TrioletScheduler:
     # translations of the kit's values
 
     def chunks(self, plan: StepPlan | None) -> list[Chunk]:
-        parts = [] if plan is None else zip(self.planner.in_flight(plan.step_id).request_ids, plan.chunks, strict=True)
-        return [Chunk(name, part.start, part.length, part.page_table, part.samples) for name, part in parts]
+        if plan is None:
+            return []
+        sources = {start.sequence_id: start.state for start in plan.started}
+        parts = zip(self.planner.in_flight(plan.step_id).request_ids, plan.chunks, strict=True)
+        return [_chunk(name, part, sources.get(part.sequence_id)) for name, part in parts]
+
+
+def _chunk(name: str, part: Part, source: int | None) -> Chunk:
+    keeps = [(keep.position, keep.state) for keep in part.keeps]
+    state = part.states[0] if part.states else None
+    return Chunk(name, part.start, part.length, part.page_table, part.samples, state, source, keeps)
 
 
 def _limits(limits: Limits) -> PlannerLimits:
@@ -82,6 +92,7 @@ def _limits(limits: Limits) -> PlannerLimits:
         steps_in_flight=limits.steps_in_flight,
         encoder_cache_bytes=limits.room,
         cross_slots=0,
+        states=limits.states,
         eos_token_ids=frozenset({EOS}),
         prefix_caching=True,
     )

@@ -46,7 +46,9 @@ from .mutants_of_schedulers import (
     ServesTheLastFirst,
 )
 from .small_scheduler import Sequence, SmallScheduler
+from .small_states import MUTANTS_OF_STATES, StatefulScheduler
 
+STATES = SchedulerDeclaration(settled=True, refuses=True, states=True)
 STRICT = SchedulerDeclaration(settled=True, refuses=True)
 WORKLOADS = 1000
 
@@ -72,7 +74,19 @@ def test_a_planted_bug_is_found_by_its_promise(mutant: type[SmallScheduler], pro
 
 
 def test_every_promise_is_broken_by_a_mutant() -> None:
-    assert {*MUTANTS.values(), RAISES_NOTHING, SPEAKS} == set(PROMISES)
+    assert {*MUTANTS.values(), *MUTANTS_OF_STATES.values(), RAISES_NOTHING} == set(PROMISES)
+
+
+@pytest.mark.parametrize(("mutant", "promise"), MUTANTS_OF_STATES.items(), ids=lambda one: getattr(one, "__name__", ""))
+def test_a_bug_of_states_is_found_by_its_promise(mutant: type[SmallScheduler], promise: Promise) -> None:
+    assert promise in (found for _, found in broken(mutant, STATES))
+
+
+def test_nothing_is_found_where_states_are_sound() -> None:
+    """And the search comes to hits."""
+    seen = examine_scheduler(StatefulScheduler, STATES, workloads=soaked(150, 20_000), must_happen=["state hits"])
+    seen.raise_if_any()
+    assert not seen.thin
 
 
 def test_nothing_is_found_in_a_sound_scheduler() -> None:
@@ -83,6 +97,7 @@ def test_nothing_is_found_in_a_sound_scheduler() -> None:
 def test_nothing_is_found_in_our_planner_and_ledger() -> None:
     """Strictly: pages settle before another sequence gets them."""
     assert not list(broken(TrioletScheduler, SchedulerDeclaration(settled=True), soaked(200, 100_000)))
+    assert not list(broken(TrioletScheduler, SchedulerDeclaration(settled=True, states=True), soaked(100, 100_000)))
 
 
 @pytest.mark.parametrize(

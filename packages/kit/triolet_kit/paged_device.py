@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from .findings import ENCODE_ONCE, NO_FREE_WHILE_HELD, NO_PHANTOM, BrokenPromise, Promise, Severity
+from .state_device import StateDevice
 
 EOS = 0
 """The token that ends a request."""
@@ -89,6 +90,7 @@ class PagedDevice:
         self.freed: dict[str, int] = {}  # the step that freed the key last
         self.records: dict[str, Record] = {}
         self.writes: list[tuple[str, int, int, tuple[int, ...]]] = []  # request, first position, stop, pages
+        self.states = StateDevice(self.records, self.fail)
 
     def fail(self, promise: Promise, what: str, kind: str = "") -> NoReturn:
         """Raises `BrokenPromise`."""
@@ -116,6 +118,7 @@ class PagedDevice:
             self.read_pages(chunk)
             if chunk.samples:
                 tokens[chunk.request] = self.sample(chunk)
+        self.states.run([chunk for chunk in step.chunks if chunk.state is not None])
         return tokens
 
     # -- encoder outputs ---------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from .scheduler_values import (
 )
 from .scheduler_workloads import SchedulerDeclaration
 from .search import Played
+from .state_device import STATE_HITS, STATE_IN_USE, written
 from .wrong_adapter import as_texts, check_methods
 
 STARVES = Promise(
@@ -69,6 +70,8 @@ PROMISES = (
     GIVEN_AWAY,
     SHARED_WRITTEN,
     PREFIX_HITS,
+    STATE_IN_USE,
+    STATE_HITS,
     BEFORE_READY,
     NO_FREE_WHILE_HELD,
     NO_PHANTOM,
@@ -88,6 +91,7 @@ COUNTED = (
     *("requests", "refused", "clients left", "storms"),
     *("steps", "steps beside another", "chunks", "tokens", "prefix hits", "preemptions", "encodings", "frees"),
 )
+OF_STATES = ("states kept", "state hits")
 RULED_OUT = {
     "refused": "refuses",
     "clients left": "aborts",
@@ -102,11 +106,16 @@ IDLE = 16  # turns without work or a step in flight, after which nobody can be s
 SHOWN = 3  # of these in a history
 
 
+def counted(declared: SchedulerDeclaration) -> tuple[str, ...]:
+    """Returns the names of the statistics."""
+    return COUNTED + (OF_STATES if declared.states else ())
+
+
 def expected(declared: SchedulerDeclaration) -> tuple[str, ...]:
     """Returns the statistics that the declaration does not rule out."""
     alone = {"steps beside another"} if declared.steps_in_flight == 1 else set()
     ruled_out = {name for name, option in RULED_OUT.items() if not getattr(declared, option)}
-    return tuple(name for name in COUNTED if name not in alone | ruled_out)
+    return tuple(name for name in counted(declared) if name not in alone | ruled_out)
 
 
 class SchedulerPlay:
@@ -134,6 +143,7 @@ class SchedulerPlay:
         self.live: dict[str, NewRequest] = {}  # requests that have not ended, by id
         self.left: set[str] = set()  # requests whose clients have left; a step in flight may still end each once
         self.seen: set[int] = set()  # pages, by the scheduler's own numbers
+        self.seen_states: set[int] = set()
         self.known: dict[str, int] = {}  # tokens of each request, including those that steps in flight will sample
         self.reached: dict[str, int] = {}  # the most positions of each request that steps have run
         self.planned: dict[str, int] = {}  # the end of the last chunk of each request that was planned
@@ -217,6 +227,9 @@ class SchedulerPlay:
             return False
         self.count(steps=1, chunks=len(step.chunks), steps_beside_another=bool(self.flights))
         self.judge(step)
+        if self.declared.states:
+            self.count(states_kept=sum(len(chunk.keeps) for chunk in step.chunks))
+            self.count(state_hits=sum(chunk.source is not None for chunk in step.chunks))
         self.planned |= {chunk.request: chunk.start + chunk.length for chunk in step.chunks}
         self.flights.append(step)
         return has_work(step)
@@ -338,6 +351,8 @@ class SchedulerPlay:
         if len(self.seen) > self.limits.pages:
             what = f"there are {self.limits.pages} pages, and steps use {sorted(self.seen)}"
             self.fail(BALANCE, what, "too many pages")
+        if self.limits.states:
+            self.judge_states(chunk)
         if chunk.samples and stop < len(self.live[name].tokens):
             what = f"a token of {name} is sampled in the middle of its prompt, after position {stop - 1}"
             self.fail(BALANCE, what, "samples in the prompt")
@@ -348,8 +363,22 @@ class SchedulerPlay:
         if chunk.samples and stop == self.known[name]:
             self.known[name] += 1
 
+    def judge_states(self, chunk: Chunk) -> None:
+        """Judges whether the states of a chunk exist, and whether it keeps what it reads."""
+        name, stop = chunk.request, chunk.start + chunk.length
+        if chunk.state is None:
+            self.fail(SPEAKS, f"{name} runs, and its chunk names no state", "no state")
+        self.seen_states.update(written(chunk))
+        if len(self.seen_states) > self.limits.states:
+            what = f"there are {self.limits.states} states, and steps use {sorted(self.seen_states)}"
+            self.fail(BALANCE, what, "too many states")
+        for position, state in chunk.keeps:
+            if not chunk.start < position <= stop:
+                what = f"{name} keeps state {state} of position {position}, and reads {chunk.start} to {stop - 1}"
+                self.fail(BALANCE, what, "keeps what it does not read")
+
     def judge_settled(self, step: Step) -> None:
-        """Judges whether another request's step in flight uses a page that the step writes."""
+        """Judges whether another request's step in flight uses a page or a state that the step writes."""
         size = self.limits.page_size
         using = {page: chunk.request for flight in self.flights for chunk in flight.chunks for page in chunk.pages}
         for chunk in step.chunks:
@@ -357,6 +386,13 @@ class SchedulerPlay:
                 if using.get(page, chunk.request) != chunk.request:
                     what = f"{chunk.request} gets page {page}, which {using[page]} uses in a step in flight"
                     self.fail(FREE_FOLLOWS, what)
+        flying = [chunk for flight in self.flights for chunk in flight.chunks]
+        owners = {state: chunk.request for chunk in flying for state in (*written(chunk), chunk.source)}
+        for chunk in step.chunks if self.limits.states else ():
+            for state in written(chunk):
+                if owners.get(state, chunk.request) != chunk.request:
+                    what = f"{chunk.request} gets state {state}, which {owners[state]} uses in a step in flight"
+                    self.fail(FREE_FOLLOWS, what, "a state")
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -435,6 +471,25 @@ class SchedulerPlay:
         if limits.room:
             whole = Item("whole", limits.room, 0, 1)
             self.serve_alone(NewRequest(id="the whole room", tokens=(9, 5), max_tokens=1, items=(whole,)), before)
+        if limits.states:
+            self.serve_beside(before)
+
+    def serve_beside(self, before: str) -> None:
+        """Judges whether as many small requests run side by side as there are states, as far as places, step tokens and
+        pages allow it: each needs a state.
+        """
+        limits, pages = self.limits, self.limits.pages
+        most = min(limits.states, limits.max_running, limits.max_step_tokens)
+        needs = [-(-(count + 3 + self.declared.headroom) // limits.page_size) for count in range(most + 1)]
+        count = max(count for count in range(1, most + 1) if count * needs[count] <= pages or count == 1)
+        for number in range(count):
+            self.ask(lasting(f"beside{number}", min(count + 2, self.most_tokens()), 0))
+        self.stuck = beside = 0
+        while self.turn() or self.flights:
+            beside = max(beside, sum(name in self.planned for name in self.live))
+        if self.live or (count > 1 and beside < count):
+            what = f"{count} small requests never run side by side, though nobody else is left: states are lost"
+            self.fail(ALWAYS_FREED, f"{what} ({before})" if before else what, "states")
 
     def serve_alone(self, request: NewRequest, before: str) -> None:
         """Judges a request that needs everything while there is no other."""

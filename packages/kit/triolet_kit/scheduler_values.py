@@ -19,7 +19,7 @@ from .wrong_adapter import as_texts
 class Limits:
     """The room of a scheduler. ``room`` and the sizes of items are in units of the encoder cache. A request can run
     alone if the pages suffice for its prompt and for all but the last token that it asks for, and ``room`` suffices for
-    each item.
+    each item. ``states`` is how many recurrent states there are; 0: the model has no recurrent layers.
     """
 
     pages: int
@@ -28,6 +28,7 @@ class Limits:
     max_running: int
     room: int
     steps_in_flight: int
+    states: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class Chunk:
     """One request's part of a step: feed its tokens at positions ``start .. start+length-1``, over ``pages``. Position
     p lies in ``pages[p // page_size]``. The chunk reads all positions before its end. ``samples``: a token is sampled
     after it.
+
+    In a model with recurrent layers ``state`` is the state that the chunk changes. The chunk goes on from a copy of
+    ``source``, or from ``state`` itself if there is none; at position 0 it goes on from nothing. ``keeps`` are pairs
+    of a position and a state, into which the chunk's state is copied as it is before that position is read.
     """
 
     request: str
@@ -67,6 +72,9 @@ class Chunk:
     length: int
     pages: tuple[int, ...] = field(converter=tupled)
     samples: bool
+    state: int | None = None
+    source: int | None = None
+    keeps: tuple[tuple[int, int], ...] = field(default=(), converter=tupled)
 
 
 @frozen(kw_only=True)
@@ -117,10 +125,11 @@ def _checked_chunk(chunk: Any) -> Chunk:
     except (AttributeError, TypeError) as error:
         allowed = "chunks with request, start, length, pages and samples"
         _refuse(f"schedule returned the chunk {chunk!r} ({error}); allowed: {allowed}", "no chunk")
+    of_states = getattr(chunk, "state", None), getattr(chunk, "source", None), tuple(getattr(chunk, "keeps", ()))
     name, start, length, pages, _ = values
     if not isinstance(name, str) or not all(hasattr(number, "__index__") for number in (start, length, *pages)):
         _refuse(f"schedule returned the chunk {chunk!r}; allowed: a text, and numbers", "no numbers")
-    return chunk if isinstance(chunk, Chunk) else Chunk(*values)
+    return chunk if isinstance(chunk, Chunk) else Chunk(*values, *of_states)
 
 
 def _refuse(what: str, kind: str) -> NoReturn:
@@ -133,6 +142,12 @@ def describe(request: NewRequest) -> str:
     priority = f", priority {request.priority}" if request.priority else ""
     tokens = " ".join(map(str, request.tokens))
     return f"{request.id} asks for {request.max_tokens} after {tokens}{items}{priority}"
+
+
+def _describe_states(chunk: Chunk) -> str:
+    own = "" if chunk.state is None else f", state {chunk.state}"
+    source = "" if chunk.source is None else f" from {chunk.source}"
+    return own + source + "".join(f", kept in {state} before {position}" for position, state in chunk.keeps)
 
 
 def has_work(step: Step) -> bool:
@@ -150,7 +165,7 @@ def describe_step(step: Step, planned: Mapping[str, int]) -> str:
     told += [f"encodes {', '.join(step.encodes)}"] if step.encodes else []
     for chunk in step.chunks:
         samples = " and samples" if chunk.samples else ""
-        pages = " ".join(map(str, chunk.pages))
+        pages = " ".join(map(str, chunk.pages)) + _describe_states(chunk)
         preempted = ", preempted before" if chunk.start < planned.get(chunk.request, 0) else ""
         told.append(
             f"{chunk.request}{preempted}: {chunk.start}-{chunk.start + chunk.length - 1} in pages {pages}{samples}"

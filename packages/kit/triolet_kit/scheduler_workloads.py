@@ -67,6 +67,9 @@ class SchedulerDeclaration:
             these.
         discards: a token that a step in flight samples may be thrown away if its request is preempted meanwhile. The
             request samples it again.
+        states: the model has recurrent layers, and each running request a state of them beside its pages. Each chunk
+            names its state, and where it has one the state that it goes on from. A request that goes on after cached
+            pages needs a state that has read exactly these. Workloads have a fixed number of states.
         overlaps: the step loop plans the next step before it waits for the last one, always. So no step is run while
             another one can be planned, and `Limits.steps_in_flight` is what is declared.
     """
@@ -87,6 +90,7 @@ class SchedulerDeclaration:
     decodes_all: bool = False
     headroom: int = field(default=0, validator=validators.ge(0))
     discards: bool = False
+    states: bool = False
     overlaps: bool = False
 
 
@@ -173,6 +177,8 @@ def draw(declared: SchedulerDeclaration, random: Random) -> SchedulerWorkload:
         room=random.randint(1, 4) if declared.items else 0,
         steps_in_flight=declared.steps_in_flight if declared.overlaps else random.choice((1, most, most)),
     )
+    if declared.states:
+        limits = replace(limits, states=random.randint(1, limits.max_running + 2))
     if declared.decodes_all:
         limits = replace(limits, max_step_tokens=max(limits.max_step_tokens, limits.max_running))
     requests = _requests(declared, weights, limits, random)
@@ -314,6 +320,7 @@ def _simpler_limits(declared: SchedulerDeclaration, limits: Limits) -> Iterator[
     fewest = declared.steps_in_flight if declared.overlaps else 1
     least = {"steps_in_flight": fewest, "max_running": 1, "page_size": min(declared.page_sizes)}
     least |= {"pages": 1 + -(-declared.headroom // limits.page_size), "room": min(1, limits.room)}
+    least |= {"states": min(1, limits.states)}
     for name, few in least.items():
         now = getattr(limits, name)
         for fewer in sorted({few, (few + now) // 2, now - 1}):

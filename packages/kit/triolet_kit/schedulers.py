@@ -19,6 +19,7 @@ results come         ``update(step, tokens)`` answers the ids of the requests th
 a client leaves      ``finish(request_id)``, also for a request that has ended
 preemption           a later chunk of the request begins at an earlier position; no call reports this
 a prefix hit         the first chunk of a request begins after pages that it did not write
+recurrent layers     (declared, ``states``) a chunk names its state, the one it goes on from, and those it keeps
 ===================  ==================================================================================
 
 Values are duck-typed: an adapter may answer objects of its own with the attributes of `Step` and `Chunk`; without
@@ -36,7 +37,7 @@ from typing import Protocol
 from attrs import evolve
 
 from .findings import BrokenPromise, Findings, Replay, Script, short
-from .scheduler_play import COLUMNS, COUNTED, PROMISES, SchedulerPlay, expected
+from .scheduler_play import COLUMNS, PROMISES, SchedulerPlay, counted, expected
 from .scheduler_values import Chunk, Item, Limits, NewRequest, Step
 from .scheduler_workloads import SchedulerDeclaration, SchedulerWorkload, draw, simpler
 from .search import WORKLOADS, Played, Search, import_of, raised
@@ -153,7 +154,7 @@ def _search(
         ),
         promises=PROMISES,
         columns=COLUMNS,
-        counted=COUNTED,
+        counted=counted(declared),
         expected=expected(declared),
     )
 
@@ -173,14 +174,14 @@ def play_scheduler(
             The error has the history as a table.
     """
     declared = declared or SchedulerDeclaration()
-    played = played or Played(COLUMNS, COUNTED)
+    played = played or Played(COLUMNS, counted(declared))
     try:
         _play(make, workload, declared, played, told)
     except Exception as first:  # noqa: BLE001  (played again for its history, which most workloads do without)
         played.written_out = _written_out(workload, played)
         history, error = played, first
         if not told:
-            history = Played(COLUMNS, COUNTED)
+            history = Played(COLUMNS, counted(declared))
             try:
                 _play(make, workload, declared, history, True)
             except Exception as again:  # noqa: BLE001
