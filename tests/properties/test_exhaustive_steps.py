@@ -36,8 +36,9 @@ class World:
     failures: int = 0  # of steps
 
 
-def limits(pages: int, tokens: int, *, running: int = 2, depth: int = 2) -> Limits:
-    return Limits(pages=pages, page_size=2, max_step_tokens=tokens, max_running=running, room=1, steps_in_flight=depth)
+def limits(pages: int, tokens: int, *, running: int = 2, depth: int = 2, states: int = 0) -> Limits:
+    sizes = {"pages": pages, "page_size": 2, "max_step_tokens": tokens, "max_running": running, "room": 1}
+    return Limits(**sizes, steps_in_flight=depth, states=states)
 
 
 def request(
@@ -50,6 +51,12 @@ def request(
 WORLDS = {
     "two prompts that begin alike": World(limits(3, 3), (request("a", (1, 1, 2), 2), request("b", (1, 1, 1), 2))),
     "two that grow beyond the pages": World(limits(3, 2), (request("a", (1,), 3), request("b", (2,), 3))),
+    "two prompts that begin alike, and one state to keep": World(
+        limits(4, 3, states=2), (request("a", (1, 1, 2), 2), request("b", (1, 1, 1), 1))
+    ),
+    "two places, one state, and a failed step": World(
+        limits(4, 3, depth=1, states=1), (request("a", (1, 1, 2), 1), request("b", (1,), 1, priority=1)), failures=1
+    ),
     "an urgent one": World(limits(2, 3), (request("a", (1, 1, 2), 2, priority=1), request("b", (2, 1, 1), 2))),
     "one image for two": World(
         limits(3, 3), (request("a", (9, 1, 2), 1, ("i", 0)), request("b", (1, 9, 1), 1, ("i", 1)))
@@ -104,7 +111,7 @@ class FailingPlay(SchedulerPlay):
 
     def __init__(self, world: World) -> None:
         scheduler = (LateScheduler if world.failures else TrioletScheduler)(world.limits)
-        super().__init__(scheduler, world.limits, SchedulerDeclaration(settled=True))
+        super().__init__(scheduler, world.limits, SchedulerDeclaration(settled=True, states=bool(world.limits.states)))
         self.failures = world.failures
         self.broken_epoch = -1
 
