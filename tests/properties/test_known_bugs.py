@@ -41,6 +41,10 @@ PROMISES = (
     "nobody_holds_what_another_one_waits_for",
     "what_is_found_was_fed",
     "what_has_been_read_is_given_back",
+    "what_is_given_away_is_forgotten",
+    "a_state_is_never_shared_and_written",
+    "a_kept_state_goes_with_its_pages",
+    "sequences_have_what_they_need",
 )
 
 

@@ -33,10 +33,11 @@ def opened(
     budget: int = 100,
     whole: bool = False,
     headroom: int = 0,
+    states: int = 0,
     **more: Any,
 ) -> tuple[Planner, SimExecutor]:
     """A planner and its device, open."""
-    model = SimModel(pages=pages, cross_slots=slots, whole_prompts=whole)
+    model = SimModel(pages=pages, cross_slots=slots, whole_prompts=whole, states=states)
     config = EngineConfig(max_running=running, max_step_tokens=budget, steps_in_flight=depth, prefix_caching=False)
     limits = evolve(PlannerLimits.of(model.describe(), config), headroom=headroom, **{"draft_running": 8} | more)
     executor = SimExecutor(model)

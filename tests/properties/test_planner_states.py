@@ -14,9 +14,13 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
+from triolet.core.errors import RunnerCrashed
+from triolet.core.planning.planner import Planner
 from triolet.core.planning.sequence import Phase, Sequence
 from triolet.core.request import Request, SamplingParams
+from triolet_testing.sim import SimExecutor
 
+from .test_planner import opened, run
 from .test_planner_machines import SearchMachine
 
 
@@ -138,6 +142,86 @@ class StatesMachine(SearchMachine):
         super().everything_is_given_back()
         assert self.planner.statistics().states_free == self.limits.states, "always freed eventually: states are left"
         assert not self.executor.misuses, "a state is read that has read something else"
+
+
+# -- what one history shows ------------------------------------------------------------------------------------------
+
+
+def starts(planner: Planner, executor: SimExecutor, *asked: Request) -> list[int]:
+    """The positions at which requests start, each after the one before has ended."""
+    found = []
+    for one in asked:
+        planner.submit(one)
+        found.append(run(planner, executor)[0].chunks[0].start)
+    return found
+
+
+def of_text(name: str, *text: int, max_tokens: int = 1, **more: object) -> Request:
+    return Request(id=name, prompt_token_ids=text, max_tokens=max_tokens, **more)
+
+
+TALK = tuple(range(2, 40))
+
+
+def test_a_conversation_is_read_on_from_the_end_of_its_last_prompt():
+    """A page has four positions. The same prompt, one that is longer, and one that is some tokens shorter."""
+    planner, executor = opened(states=8, prefix_caching=True)
+    lengths = (14, 14, 20, 17)
+    assert starts(planner, executor, *[of_text(f"r{n}", *TALK[:n]) for n in lengths[:1]]) == [0]
+    again = [of_text(f"again{at}", *TALK[:n]) for at, n in enumerate(lengths[1:])]
+    assert starts(planner, executor, *again) == [12, 12, 16]
+    assert starts(planner, executor, of_text("shorter", *TALK[:12])) == [8], "the end of the page before the last one"
+
+
+def test_where_prompts_leave_each_other_a_state_is_kept_from_the_second_one_on():
+    planner, executor = opened(states=8, prefix_caching=True)
+    texts = [(*TALK[:16], *range(60 + n, 48 + n, -1)) for n in range(3)]
+    assert starts(planner, executor, *[of_text(f"r{n}", *text) for n, text in enumerate(texts)]) == [0, 0, 16]
+
+
+def test_a_sequence_that_reads_on_keeps_its_prompts_last_ends_and_one_more():
+    planner, executor = opened(states=8, prefix_caching=True)
+    greedy = SamplingParams(ignore_eos=True)
+    planner.submit(of_text("r", *TALK[:9], max_tokens=30, sampling=greedy))
+    run(planner, executor)
+    assert planner.statistics().states_cached == 3
+
+
+def test_a_copy_that_was_written_lets_the_next_request_start():
+    """It has had the last state until then."""
+    planner, executor = opened(states=2, prefix_caching=True, depth=2)
+    planner.submit(of_text("first", *TALK[:8], max_tokens=6, sampling=SamplingParams(ignore_eos=True)))
+    step = planner.next_step()
+    assert step.chunks[0].keeps
+    planner.submit(of_text("second", *range(50, 45, -1)))
+    assert len(planner.next_step().chunks) == 1, "a state is there that should not be"
+    planner.step_done(executor.step(step))
+    assert len(planner.next_step().chunks) == 2, "a request waits for a state that is there"
+
+
+def test_an_urgent_request_gets_the_state_of_another():
+    planner, executor = opened(states=1)
+    planner.submit(of_text("patient", 3, 4, max_tokens=8, priority=1, sampling=SamplingParams(ignore_eos=True)))
+    planner.step_done(executor.step(planner.next_step()))
+    planner.submit(of_text("urgent", 5, 6))
+    run(planner, executor)
+    assert planner.statistics().preemptions == 1
+    assert planner.statistics().states_free == 1
+
+
+def test_a_runner_that_is_gone_leaves_no_state_taken():
+    """Neither own ones, nor those that steps in flight write and go on from."""
+    planner, executor = opened(states=6, prefix_caching=True, depth=2)
+    starts(planner, executor, of_text("before", *TALK[:9]))
+    for name in ("r", "s"):
+        planner.submit(of_text(name, *TALK[:13], max_tokens=4))
+    plan = planner.next_step()
+    assert plan.chunks[0].keeps
+    assert plan.started[0].state is not None
+    planner.next_step()
+    planner.fail_all(RunnerCrashed("gone"))
+    assert planner.idle
+    assert planner.statistics().states_free == 6
 
 
 def test_states_keep_every_promise():
