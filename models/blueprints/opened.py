@@ -14,17 +14,17 @@ from ..native.speech_encoders import MODEL_TYPES as SPEECH_ENCODERS
 from ..native.towers import MODEL_TYPES as TOWER_TYPES
 from ..speech.names import MODEL_TYPES as SPEECH_TYPES
 
-DRAWN = frozenset(
+TRIED = frozenset(
     {
         *("afmoe", "apertus", "arcee", "bitnet", "cohere2_moe", "cohere_compass_text", "flex_olmo", "hunyuan_v1_dense"),
         *("hunyuan_v1_moe", "hy_v3", "jais2", "kolibri1", "laguna", "minimax_m3_vl_text", "modernbert-decoder"),
         *("nanochat", "phimoe"),
     }
 )
-"""Decoders that torch computes, of those that tests draw. Others may open as well: a comparison decides."""
+"""Decoders that torch computes, of those that tests try. Others may open as well: a comparison decides."""
 
-DRAWN_ENCODERS = frozenset({"albert", "jina_embeddings_v3", "ultrabert"})
-"""Encoders of texts that torch computes, as `DRAWN`."""
+TRIED_ENCODERS = frozenset({"albert", "jina_embeddings_v3", "ultrabert"})
+"""Encoders of texts that torch computes, as `TRIED`."""
 
 _ALL, _NOTHING, _ENCODER = "all", "nothing: torch does", "the encoder, and known decoders"
 _DECODER = "known decoders; torch the encoder"
@@ -33,23 +33,19 @@ _DECODER = "known decoders; torch the encoder"
 def table_of_opened() -> str:
     """Returns the table in Markdown: what a model reads and writes, its model types, and what the native library
     computes of it."""
-    media, crossed = family_media(), {"whisper", *crossed_model_types()}
-    of_media = {
-        (medium, native): {kind for kind, reads in media.items() if reads == medium and (kind in TOWER_TYPES) == native}
-        for medium in ("image", "audio")
-        for native in (True, False)
-    }
-    frames = set(frame_model_types())
+    crossed, frames = {"whisper", *crossed_model_types()}, {*frame_model_types()}
     rows: list[tuple[str, str, Iterable[str], str]] = [
         ("text", "text", DECODER_TYPES, _ALL),
-        ("text", "text", DRAWN, _NOTHING),
+        ("text", "text", TRIED, _NOTHING),
         ("text", "text of an encoder-decoder", (crossed & CROSSED_TYPES) - SPEECH_TYPES, _ALL),
         ("text", "vectors, classes", ENCODER_TYPES, _ALL),
-        ("text", "vectors, classes", DRAWN_ENCODERS, _NOTHING),
-        ("images, text", "text", of_media["image", True], _ENCODER),
-        ("images, text", "text", of_media["image", False], _DECODER),
-        ("audio, text", "text", of_media["audio", True], _ENCODER),
-        ("audio, text", "text", of_media["audio", False], _DECODER),
+        ("text", "vectors, classes", TRIED_ENCODERS, _NOTHING),
+    ]
+    for medium in ("image", "audio"):
+        of_medium = {kind for kind, reads in family_media().items() if reads == medium}
+        rows.append((f"{medium}, text", "text", of_medium & TOWER_TYPES, _ENCODER))
+        rows.append((f"{medium}, text", "text", of_medium - TOWER_TYPES, _DECODER))
+    rows += [
         ("audio", "text of an encoder-decoder", crossed & SPEECH_TYPES, _ALL),
         ("audio", "text of a CTC model or transducer", frames & SPEECH_ENCODERS, _ALL),
         ("audio", "text of a CTC model or transducer", frames - SPEECH_ENCODERS, _NOTHING),

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import Pooling
 from triolet.models.blueprints.estimate import ODDS, estimate
-from triolet.models.blueprints.opened import DRAWN, DRAWN_ENCODERS, table_of_opened
+from triolet.models.blueprints.opened import TRIED, TRIED_ENCODERS, table_of_opened
 from triolet.models.executor import TorchExecutor
 from triolet.models.native.decoders import MODEL_TYPES
 from triolet.models.native.encoders import MODEL_TYPES as ENCODER_TYPES
 from triolet.models.native.library import Library
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.drawn import draw_model, write_config
 from ..checkpoints.words import LLAMA
 from .texts import Driver, Job, generate, noise
@@ -103,8 +105,8 @@ def test_sixty_configurations_are_drawn() -> None:
 
 def test_the_table_of_what_opens_is_made_of_the_code() -> None:
     """`python -c "from triolet.models.blueprints.opened import table_of_opened; print(table_of_opened())"`."""
-    assert {*OPENED, *OPENED_ELSEWHERE} - MODEL_TYPES == DRAWN
-    assert {*VECTORS} - ENCODER_TYPES == DRAWN_ENCODERS
+    assert {*OPENED, *OPENED_ELSEWHERE} - MODEL_TYPES == TRIED
+    assert {*VECTORS} - ENCODER_TYPES == TRIED_ENCODERS
     assert table_of_opened() in (Path(__file__).parents[2] / "docs/features.md").read_text(encoding="utf-8")
 
 
@@ -144,3 +146,23 @@ def test_a_drawn_model_is_refused_by_name(draw: Callable[..., Any], kind: str) -
     with pytest.raises((UnsupportedModel, CheckpointError), match=re.escape(BY_WEIGHTS[kind])) as refusal:
         draw(kind)
     assert not _FOREIGN.search(str(refusal.value))
+
+
+def test_a_model_of_several_models_of_texts_is_refused(tmp_path: Path) -> None:
+    folder = write_config("musicgen", tmp_path)
+    rewrite(folder / "config.json", architectures=["MusicgenForConditionalGeneration"])
+    with pytest.raises(UnsupportedModel, match="has more than one model of texts; allowed: one"):
+        TorchExecutor(folder, _CONFIG).open()
+
+
+def test_an_architecture_that_needs_a_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers has classes in its place that tell what is missing when they are asked for anything."""
+
+    class Missing(type):
+        def __getattribute__(cls, name: str) -> Any:
+            raise ImportError("Qwen3ForCausalLM requires the torchaudio library")
+
+    folder = write_config("qwen3", tmp_path)
+    monkeypatch.setattr(transformers, "Qwen3ForCausalLM", Missing("Qwen3ForCausalLM", (), {}))
+    with pytest.raises(UnsupportedModel, match=r"a package that is not installed: .*torchaudio"):
+        TorchExecutor(folder, _CONFIG).open()
