@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -145,12 +146,13 @@ def generate(
 
     async def write_text(engine: Any) -> int:
         opened, first, parts = trio.current_time(), math.nan, list[Delta]()
-        with _line(out) as add:
+        with _line(out) as add, _dimmed(shown=not (as_json or as_lines)) as think:
             async with engine.stream(**ask(engine.model), sampling=params) as deltas:
                 async for delta in deltas:
                     if not parts:
                         first = trio.current_time()
                     parts.append(delta)
+                    think(delta)
                     if not as_json:
                         add(_line_of([delta], params, out) + "\n" if as_lines else delta.text)
             ended = trio.current_time()
@@ -265,6 +267,33 @@ def _arguments(
         prompt = preparer.with_items(prompt, len(images) + len(sounds))
     audio = None if not sounds else sounds[0] if len(sounds) == 1 else sounds
     return {"prompt": prompt, "images": images, "audio": audio}
+
+
+@contextmanager
+def _dimmed(*, shown: bool) -> Iterator[Callable[[Delta], None]]:
+    """Yields a function for the deltas of a text. It writes their reasoning to standard error, dimmed, if that is a
+    terminal and the reasoning is to be ``shown``. A blank line is between reasoning and text."""
+    shown, dim, begun = shown and is_terminal(sys.stderr), not os.environ.get("NO_COLOR"), False
+
+    def end() -> None:
+        nonlocal begun
+        if begun:
+            begun = False
+            write("\x1b[0m\n" if dim else "\n", sys.stderr)
+
+    def add(delta: Delta) -> None:
+        nonlocal begun
+        if delta.reasoning and shown:
+            write(("" if begun or not dim else "\x1b[2m") + visible(delta.reasoning), sys.stderr, end="")
+            begun = True
+        if delta.text:
+            end()
+
+    try:
+        yield add
+    finally:
+        with suppress(OSError, OutputError):
+            end()
 
 
 @contextmanager

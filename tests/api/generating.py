@@ -29,11 +29,11 @@ class PaperPreparer:
 
 
 class PaperEngine:
-    """Says ``pieces``; an error among them is raised. ``None`` presses ^C."""
+    """Says ``pieces``, texts or whole deltas; an error among them is raised. ``None`` presses ^C."""
 
     def __init__(
         self,
-        *pieces: str | TrioletError | None,
+        *pieces: str | Delta | TrioletError | None,
         media: Sequence[str] = (),
         converses: bool = True,
         opening: TrioletError | None = None,
@@ -77,7 +77,7 @@ class PaperEngine:
                 raise piece
             else:
                 self.given += 1
-                yield Delta(text=piece, token_ids=(self.given,))
+                yield piece if isinstance(piece, Delta) else Delta(text=piece, token_ids=(self.given,))
         usage = Usage(prompt_tokens=3, completion_tokens=self.given)
         yield Delta(text="", token_ids=(), finish_reason=self.reason, usage=usage)
 

@@ -15,6 +15,7 @@ from attrs import fields_dict
 
 from triolet.api.command_line.flags import FORM, SAMPLING
 from triolet.api.command_line.generate import generate
+from triolet.api.outputs.results import Delta
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, PoisonRequest, RequestTooLarge
 from triolet.core.request import FinishReason, SamplingParams, Structure
@@ -73,6 +74,28 @@ def test_the_text_is_written_alone_and_ends_its_line(
     assert out.getvalue() == written
     assert capsys.readouterr().err == {0: "", 1: "triolet: it crashed its step\n", 130: ""}[status]
     assert engine.closed
+
+
+@pytest.mark.parametrize(
+    ("options", "no_color", "shown"),
+    [((), "", "\x1b[2mSo be\\x1b it\x1b[0m\n\n"), ((), "1", "So be\\x1b it\n\n"), (("--json",), "", "")],
+)
+def test_reasoning_is_shown_dimmed_to_people_and_never_among_the_results(
+    options: tuple[str, ...], no_color: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where standard error is no terminal, nothing is written there. ^C ends the dimming, too."""
+    monkeypatch.setenv("NO_COLOR", no_color)
+    parts = [Delta(text="", token_ids=(1,), reasoning=thought) for thought in ("So", "", " be\x1b it")]
+    for ends in (("yes",), (None,)):
+        out, err = io.StringIO(), Terminal()
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert run(["generate", "model", "hi", *options], PaperEngine(*parts, *ends)) == (0 if ends[0] else 130)
+        assert err.getvalue() == shown
+        assert ("So" in out.getvalue()) is bool(options and ends[0])
+    monkeypatch.setattr(sys, "stderr", plain := io.StringIO())
+    assert run(["generate", "model", "hi"], PaperEngine(*parts, "yes")) == 0
+    assert not plain.getvalue()
 
 
 class Flushed(io.StringIO):
