@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from attrs import define, evolve, frozen
 
@@ -33,7 +33,9 @@ class Reasoning:
 
     ``stage`` is that of the prompt's end, since templates may write the opening mark themselves. ``spelled`` has the
     special tokens of the marks, which have no text otherwise. Behind ``budget`` tokens of reasoning come
-    ``closing_ids``.
+    ``closing_ids``. Each of ``pauses`` is a line break of the reasoning: a model with headers writes several messages.
+    ``around`` are marks around the answer. A line that begins with ``call`` ends reasoning that was not closed, and is
+    the answer's. ``structured``: the answer follows a structure, which begins right behind the closing mark.
     """
 
     opening: str
@@ -43,6 +45,25 @@ class Reasoning:
     closing_ids: tuple[int, ...] = ()
     spelled: tuple[tuple[int, str], ...] = ()
     budget: int | None = None
+    pauses: tuple[str, ...] = ()
+    around: tuple[str, str] = ("", "")
+    call: str = ""
+    structured: bool = False
+
+    @property
+    def before(self) -> str:
+        """The mark before the answer; empty: there is none."""
+        return "" if self.structured else self.around[0]
+
+    @property
+    def behind(self) -> str:
+        """The mark behind the answer; empty: there is none."""
+        return "" if self.structured else self.around[1]
+
+    def certain(self, text: str) -> str:
+        """Returns what of ``text`` is reasoning, whatever follows: all but line breaks and half a mark at its end."""
+        ends = (self.closing, *self.pauses, *([f"\n{self.call}"] if self.call else []))
+        return min((without_half(text, mark) for mark in ends), key=len).rstrip("\n")
 
     def opens(self, generated: Sequence[int]) -> int | None:
         """Returns the next token of the opening mark, if ``generated`` is nothing but a part of the mark."""
@@ -85,50 +106,86 @@ class Split:
         closing = self.reasoning.closing_ids
         return closing[over] if self.is_spent and over < len(closing) else None
 
+    def spelling(self, token: int) -> str | None:
+        """Returns the mark that the special ``token`` is, or is a part of; ``None``: it has the text that it has."""
+        mark = dict(self.reasoning.spelled).get(token)
+        return mark if mark is None or self.answer is None or mark in self.reasoning.before else None
+
     def add(self, text: str) -> tuple[Split, str, str]:
         """Adds the text of a token. Returns what of all texts is certain now: of the reasoning, and of the answer."""
-        opening, closing = self.reasoning.opening, self.reasoning.closing
-        stage, held, thought, read = self.stage, self.held + text, "", self.read + 1
+        marks, opening = self.reasoning, self.reasoning.opening
+        stage, held, thought, told, read, begun = self.stage, self.held + text, "", "", self.read + 1, self.answer
         if stage is Stage.UNDECIDED:
             stage, held = self._begun(held)
-        answer = 0 if stage is Stage.ANSWERS else read
+            begun = 0 if stage is Stage.ANSWERS else None
         if stage is Stage.OPENED:
             held = held.lstrip("\n")
             while held.startswith(opening):  # models repeat what the prompt has
                 held = held[len(opening) :].lstrip("\n")
             stage = stage if opening.startswith(held) else Stage.REASONS
         if stage is Stage.REASONS:
-            before, mark, behind = held.partition(closing)
-            if mark:
-                thought = (without_half(before, closing) if self.is_spent else before).rstrip("\n")
-                stage, held = Stage.CLOSED, behind
-            elif not self.is_spent:
-                thought = without_half(held, closing).rstrip("\n")
-                held = held[len(thought) :]
+            stage, thought, held = self._closed(held)
+            begun = self.read if stage is Stage.ANSWERS else begun
         if stage is Stage.CLOSED:
-            held = held.lstrip("\n")
-            stage = Stage.ANSWERS if held else stage
-        told, held = (held, "") if stage is Stage.ANSWERS else ("", held)
-        begun = self.answer if self.answer is not None else answer if stage in (Stage.CLOSED, Stage.ANSWERS) else None
-        return Split(self.reasoning, stage, held, read, self.spent + self.thinks, begun), thought, told
+            stage, held = self._answered(held)
+            if begun is None or (text and stage is Stage.CLOSED and not held and not marks.structured):
+                begun = read
+        if stage is Stage.ANSWERS:
+            told = self._certain_answer(held)
+            held = held[len(told) :]
+        return Split(marks, stage, held, read, self.spent + self.thinks, begun), thought, told
 
     def _begun(self, held: str) -> tuple[Stage, str]:
-        bare, opening = held.lstrip(_BLANKS), self.reasoning.opening
-        if bare.startswith(opening):
-            return Stage.OPENED, bare[len(opening) :]
-        return (Stage.UNDECIDED if opening.startswith(bare) else Stage.ANSWERS), held
+        bare, firsts = held.lstrip(_BLANKS), {self.reasoning.before: Stage.CLOSED, self.reasoning.opening: Stage.OPENED}
+        for mark, stage in firsts.items():
+            if mark and bare.startswith(mark):
+                return stage, bare[len(mark) :]
+        return (Stage.UNDECIDED if any(mark.startswith(bare) for mark in firsts) else Stage.ANSWERS), held
+
+    def _closed(self, held: str) -> tuple[Stage, str, str]:
+        """Returns the stage behind ``held``, which begins in the reasoning; what of it is certain; and what follows."""
+        marks, closing = self.reasoning, self.reasoning.closing
+        before, mark, behind = held.partition(closing)
+        for pause in marks.pauses:
+            before = before.replace(pause, "\n")
+        own, line, called = (
+            before.partition(f"\n{marks.call}") if marks.call and not self.is_spent else (before, "", "")
+        )
+        if line:
+            return Stage.ANSWERS, own.rstrip("\n"), line[1:] + called + mark + behind
+        if mark:
+            thought = (without_half(before, closing) if self.is_spent else before).rstrip("\n")
+            return Stage.CLOSED, thought, behind
+        thought = "" if self.is_spent else marks.certain(before)
+        return Stage.REASONS, thought, before[len(thought) :]
+
+    def _answered(self, held: str) -> tuple[Stage, str]:
+        """Returns the stage behind ``held``, which comes behind a mark, and what of it is the answer's."""
+        mark = self.reasoning.before
+        if self.reasoning.structured and self.stage is Stage.CLOSED:
+            return (Stage.ANSWERS if held else Stage.CLOSED), held
+        held = held.lstrip("\n")
+        while mark and held.startswith(mark):
+            held = held[len(mark) :].lstrip("\n")
+        return (Stage.CLOSED if mark.startswith(held) else Stage.ANSWERS), held
+
+    def _certain_answer(self, held: str) -> str:
+        mark, bare = self.reasoning.behind, held.rstrip(_BLANKS)
+        if not mark:
+            return held
+        return (bare[: -len(mark)] if bare.endswith(mark) else without_half(held, mark)).rstrip("\n")
 
     def rest(self) -> tuple[str, str]:
         """Returns the reasoning and the answer in the text that is held at the end of all, without half a mark that
         reasoning ends in."""
         if not self.thinks:
-            return "", self.held
+            is_mark = bool(self.reasoning.behind) and self.held.strip(_BLANKS) == self.reasoning.behind
+            return "", "" if is_mark else self.held
         if self.stage is Stage.OPENED:  # held is the beginning of another opening mark
             return "", ""
-        closing = self.reasoning.closing
-        thought = without_half(self.held, closing)
+        thought, closing = self.reasoning.certain(self.held), self.reasoning.closing
         thought = without_half(thought, closing) if self.is_spent else thought
-        return thought if thought == self.held else thought.rstrip("\n"), ""
+        return (self.held if thought == self.held.rstrip("\n") else thought.rstrip("\n")), ""
 
 
 def without_half(text: str, mark: str) -> str:
@@ -153,7 +210,9 @@ class Track:
     @classmethod
     def of(cls, reasoning: Reasoning, tokens: TokenBytes) -> Self:
         """Returns the track of a sequence without tokens."""
-        marks = evolve(reasoning, opening=_as_bytes(reasoning.opening), closing=_as_bytes(reasoning.closing))
+        texts: dict[str, Any] = {name: _as_bytes(getattr(reasoning, name)) for name in ("opening", "closing", "call")}
+        texts |= {name: tuple(map(_as_bytes, getattr(reasoning, name))) for name in ("pauses", "around")}
+        marks = evolve(reasoning, **texts)
         return cls(tokens, Split(marks, marks.stage))
 
     def at(self, generated: Sequence[int], drafted: int = 0) -> Split:

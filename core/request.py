@@ -230,7 +230,8 @@ class SamplingParams:
             them, except for the one that ends the text. ``None``: True, except for those special tokens that mark
             the calls of a request with tools.
         max_reasoning_tokens: the largest number of tokens of reasoning, in conversations whose chat template marks it.
-            Then the model must write the closing mark, and goes on with its answer. ``None``: no limit of its own.
+            Then the model must write the closing mark, and goes on with its answer. It is less than ``max_tokens``, if
+            both are given. ``None``: no limit of its own.
         reasoning_effort: how much a model reasons in a conversation, by OpenAI's words: ``"none"``, ``"minimal"``,
             ``"low"``, ``"medium"``, ``"high"``, ``"xhigh"`` or ``"max"``. The chat template is told, as far as it reads
             it; if it reads no effort, the words are shares of ``max_tokens``. ``None``: the template's own way.

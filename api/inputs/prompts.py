@@ -19,7 +19,8 @@ from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarg
 from ...core.model import Kind, ModelDescription, Prepared, Preparer
 from ...core.order import read_priority
 from ...core.planning.prefix import prompt_keys
-from ...core.request import ELSEWHERE, EncoderItem, LogitRules, Request, SamplingParams, most_tokens
+from ...core.reasoning import Reasoning, Stage
+from ...core.request import ELSEWHERE, EncoderItem, LogitRules, Request, SamplingParams, Structure, most_tokens
 from ...core.tools import Tool, read_tools
 from .audio import AudioSource, load_audio
 from .compiling import Compiler
@@ -100,17 +101,31 @@ async def build_request(
     max_tokens = _resolve_max_tokens(description, prepared, sampling)
     template = "" if description.preparer is None else description.preparer.template(tools=bool(query.tools))
     structure = sampling.structure and await compiler.compile(sampling.structure, description.structures)
+    reasoning = with_budget(prepared.reasoning, sampling, template, query.template_options or {}, max_tokens)
+    if reasoning is not None and structure is not None:
+        reasoning = await _beside(reasoning, structure)
     return Request(
         id=request_id,
         prompt_token_ids=prepared.token_ids,
         items=prepared.items,
         sampling=sampling if structure is None else evolve(sampling, structure=structure),
         calls=bool(query.tools),
-        reasoning=with_budget(prepared.reasoning, sampling, template, query.template_options or {}, max_tokens),
+        reasoning=reasoning,
         rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
         max_tokens=max_tokens,
         priority=priority,
     )
+
+
+async def _beside(reasoning: Reasoning, structure: Structure) -> Reasoning | None:
+    """Returns the reasoning before a text that follows ``structure``; ``None``: the structure has the opening mark
+    itself, so all is the structure's."""
+    if reasoning.stage is Stage.UNDECIDED and structure.kind != "json_schema":
+        from ...models.sampling.structure import writes
+
+        if await run_in_thread(partial(writes, structure, reasoning.opening)):
+            return None
+    return evolve(reasoning, structured=True)
 
 
 async def with_page_keys(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
@@ -264,10 +279,11 @@ def _read(
     if query.messages is not None:
         pause()
         placed = bool(query.images) or query.audio is not None  # beside the messages, whose texts say where
-        template, effort = preparer.template(tools=bool(query.tools)), query.sampling.reasoning_effort
-        options = options_of(template, effort, query.template_options or {})
+        template = preparer.template(tools=bool(query.tools))
+        options = options_of(template, query.sampling, query.template_options or {})
         prompt = preparer.render(messages, tools=query.tools, options=options, placed=placed)
-        reasoning = reasoning_of(template, description.tokenizer, prompt, messages, options)
+        calls = bool(query.tools) and query.sampling.structure is None
+        reasoning = reasoning_of(template, description.tokenizer, prompt, messages, options, calls=calls)
         pause()
     elif query.prompt is not None:
         prompt = query.prompt

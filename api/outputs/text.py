@@ -87,17 +87,23 @@ class PartedText:
         self.split = None if self._reasoning is None else Split(self._reasoning, self._reasoning.stage)
 
     @property
+    def stage(self) -> Stage:
+        """The place of the text's end among the marks."""
+        return Stage.ANSWERS if self.split is None else self.split.stage
+
+    @property
     def before(self) -> int:
         """The number of tokens before the answer."""
         return 0 if self.split is None else self.split.before
 
     def add(self, token: int) -> tuple[str, str]:
         """Adds a token. Returns the reasoning and the answer that are certain now."""
-        if self._texts is None or self.split is None or self.split.stage is Stage.ANSWERS:
+        split = self.split
+        if self._texts is None or split is None or (split.stage is Stage.ANSWERS and not split.reasoning.behind):
             return "", "" if self._texts is None else self._texts.add(token)
-        mark = None if self.split.answer is not None else dict(self.split.reasoning.spelled).get(token)
+        mark = split.spelling(token)
         text = self._texts.add(token) if mark is None else self._texts.rest() + mark
-        self.split, thought, answer = self.split.add(text)
+        self.split, thought, answer = split.add(text)
         return thought, answer
 
     def rest(self) -> tuple[str, str]:
@@ -158,7 +164,8 @@ class Output:
     _prompt: Any = field(default=None, init=False)  # of the first token, until it is told
     _found: Hypothesis | None = field(default=None, init=False)  # the result of a beam search, known at its end
     _parted: PartedText = field(init=False)
-    _untold: list[SampledToken] = field(factory=list, init=False)  # tokens that may begin a mark
+    _untold: list[SampledToken] = field(factory=list, init=False)  # tokens that may be a part of a mark
+    _before: int = field(default=0, init=False)  # of the told tokens, those before the answer
 
     def __attrs_post_init__(self) -> None:
         self.eager = bool(self.stops.stops)
@@ -205,19 +212,19 @@ class Output:
             self._prompt = sampled.prompt
         if sampled.token_id in self.stop_ids:
             return None
-        before, (thought, text) = self._parted.before, self._parted.add(sampled.token_id)
+        was, (thought, text) = self._parted.stage, self._parted.add(sampled.token_id)
         self._untold.append(sampled)
         if self.eager:
             text = self.stops.feed(text)
             self.ended = self.stops.stopped
-        if self._parted.split is not None and self._parted.split.stage is Stage.UNDECIDED and not self.ended:
+        is_behind = was is Stage.CLOSED and self._parted.stage is Stage.CLOSED  # line breaks, or a part of a mark
+        if (is_behind or self._parted.stage is Stage.UNDECIDED) and not self.ended:
             return None
-        return self._delta(thought, text, before, FinishReason.STOP if self.ended else None)
+        return self._delta(thought, text, FinishReason.STOP if self.ended else None)
 
-    def _delta(self, thought: str, text: str, before: int, reason: FinishReason | None) -> Delta:
-        """Returns the delta of the tokens that no delta has told. ``before``: how many of all tokens were known to come
-        before the answer."""
-        told, self._untold = self._untold, []
+    def _delta(self, thought: str, text: str, reason: FinishReason | None) -> Delta:
+        """Returns the delta of the tokens that no delta has told."""
+        (told, self._untold), (before, self._before) = (self._untold, []), (self._before, self._parted.before)
         return Delta(
             text=text,
             token_ids=tuple([one.token_id for one in told if one.token_id is not None]),
@@ -228,7 +235,7 @@ class Output:
             usage=None if reason is None else self._usage(self._parted),
             prompt_logprobs=self._take_prompt(),
             reasoning=thought,
-            reasoning_tokens=self._parted.before - before,
+            reasoning_tokens=self._before - before,
         )
 
     def _take_prompt(self) -> Any:
@@ -239,15 +246,12 @@ class Output:
         """Adds the last delta of a request that ended by itself. The delta has the text that was held back; for a beam
         search it is the only delta and has the whole output."""
         self.ended = True
-        before, (token_ids, logprobs) = (
-            self._parted.before,
-            ((), ()) if self._found is None else self._kept(self._found),
-        )
+        token_ids, logprobs = ((), ()) if self._found is None else self._kept(self._found)
         self._untold += [SampledToken(token_id=one, logprob=at) for one, at in zip(token_ids, logprobs, strict=True)]
         self._sampled += 0 if self._found is None else len(self._found.token_ids)
         thought, text = self._parted.whole(token_ids)
         text = self.stops.feed(text) + self.stops.rest()
-        self.ready.append(self._delta(thought, text, before, FinishReason.STOP if self.stops.stopped else reason))
+        self.ready.append(self._delta(thought, text, FinishReason.STOP if self.stops.stopped else reason))
 
     def completion(
         self, sampled: Iterable[SampledToken], reason: FinishReason, texts: Callable[[], TextDeltas]

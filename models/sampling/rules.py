@@ -143,7 +143,8 @@ def _allowed(one: SamplerInput, place: Split | None) -> NDArray[np.uint8] | None
     opens = place.reasoning.opens(one.generated) if place is not None and place.answer is None else None
     if opens is None or one.guide.error:
         return bits
-    bits = one.guide.nothing() if bits is None else bits.copy()  # None: what there is of the mark begins no answer
+    headed = place is not None and bool(place.reasoning.pauses)  # an answer has a header, which comes behind reasoning
+    bits = one.guide.nothing() if bits is None or headed else bits.copy()  # None: the mark so far begins no answer
     bits[opens // 8] |= 1 << opens % 8
     return bits
 

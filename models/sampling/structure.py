@@ -71,6 +71,18 @@ def is_complete(structure: Structure, text: str) -> bool:
     return matcher.consume_tokens(tokens.tokenize_bytes(text.encode())) and matcher.is_accepting()
 
 
+def writes(structure: Structure, mark: str) -> bool:
+    """True if ``structure`` has texts that begin with ``mark`` because it names the mark, rather than any text."""
+    from llguidance import LLTokenizer
+
+    tokens, other = LLTokenizer("byte"), "q" if mark[-1] != "q" else "z"
+    begins = [
+        _matcher(tokens, _grammar(structure)).consume_tokens(tokens.tokenize_bytes(text.encode()))
+        for text in (mark, mark[:-1] + other)
+    ]
+    return begins == [True, False]
+
+
 def _matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 

@@ -114,10 +114,22 @@ GPT_OSS = (  # openai/gpt-oss-120b
 )
 SEED = (  # ByteDance-Seed/Seed-OSS-36B-Instruct
     "{%- set think_begin_token = '<seed:think>' -%}{%- set think_end_token = '</seed:think>' -%}"
+    "{%- set budget_begin_token = '<seed:cot_budget_reflect>' -%}{%- if not thinking_budget is defined %}"
+    "{%- set thinking_budget = -1 -%}{%- endif -%}{%- if not thinking_budget == -1 %}"
+    '{{ "<seed:bos>system" }}\n{{ "thinking budget, which is " }}{{ thinking_budget }}\n{{ "<seed:eos>" }}{%- endif %}'
     '{%- for message in messages %}{{ "<seed:bos>" + message.role }}{%- if message.reasoning_content is defined %}'
     '{{ "\\n" + think_begin_token + message.reasoning_content | trim + think_end_token }}{%- endif %}'
     '{{ "\\n" + message.content | trim + "<seed:eos>" }}{%- endfor %}'
-    '{%- if add_generation_prompt %}{{ "<seed:bos>assistant\\n" }}{%- endif %}'
+    '{%- if add_generation_prompt %}{{ "<seed:bos>assistant\\n" }}{%- if thinking_budget == 0 %}'
+    "{{ think_begin_token + budget_begin_token }}{%- endif %}{%- endif %}"
+)
+COHERE = (  # CohereForAI/c4ai-command-r7b-12-2024
+    "{%- for message in messages %}{%- if message.role == 'user' %}"
+    "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{{ message.content }}<|END_OF_TURN_TOKEN|>{%- else %}"
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% if message.tool_calls %}"
+    "<|START_THINKING|>{{ message.reasoning_content }}<|END_THINKING|>{% else %}"
+    "<|START_RESPONSE|>{{ message.content }}<|END_RESPONSE|><|END_OF_TURN_TOKEN|>{% endif %}{%- endif %}{%- endfor %}"
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
 )
 EXAONE = (  # LGAI-EXAONE/EXAONE-Deep-2.4B
     "{% for message in messages %}{{ '[|' + message['role'] + '|]' + message['content'] }}"

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -372,11 +373,14 @@ def test_a_fault_of_the_request_alone_is_raised_when_it_is_read_and_ends_its_out
         st.sampled_from([b"<think>", b"</think>", b"</thi", b"\n", b" ", "ü".encode(), b"\xc3", b"ab", b"\0"]),
         max_size=9,
     ),
+    st.sampled_from([{}, {"structured": True}, {"call": "ab"}, {"around": ("ab", "ab")}, {"pauses": ("</thib",)}]),
 )
-def test_callers_and_the_sampler_see_the_same_end_of_reasoning(stage: Stage, written: list[bytes]) -> None:
+def test_callers_and_the_sampler_see_the_same_end_of_reasoning(
+    stage: Stage, written: list[bytes], others: dict[str, Any]
+) -> None:
     """By text and by bytes, whole and as a stream, where a byte is a token and a zero a special one for the mark."""
     tokens = [byte or CLOSING for byte in b"".join(written)]
-    marks = Reasoning("<think>", "</think>", stage=stage, spelled=((CLOSING, "</think>"),))
+    marks = Reasoning("<think>", "</think>", stage=stage, spelled=((CLOSING, "</think>"),), **others)
     out = output(reasoning=marks)
     for token in tokens:
         out.take(SampledToken(token_id=token))
@@ -388,10 +392,58 @@ def test_callers_and_the_sampler_see_the_same_end_of_reasoning(stage: Stage, wri
     assert evolve(streamed, top_logprobs=None) == evolve(whole, top_logprobs=None)
     assert sum(delta.reasoning_tokens for delta in out.ready) == whole.usage.reasoning_tokens
     place = Track.of(marks, TokenBytes(BYTES)).at(tokens)
-    assert whole.usage.reasoning_tokens == place.before
+    behind = set(tokens[place.before : whole.usage.reasoning_tokens])
+    assert behind <= (set() if marks.structured else {CLOSING, *b"\n", *marks.before.encode()}), "of the mark"
     assert bool(whole.text) <= (place.answer is not None or stage is Stage.UNDECIDED)
     told = [delta for delta in out.ready if delta.text or delta.reasoning]
     assert told == sorted(told, key=lambda delta: bool(delta.text)), "reasoning comes first"
+
+
+SO, RESPONSE = Stage.REASONS, {"around": ("<response>", "</response>")}
+CHANNELS = {"around": ("<final>", ""), "pauses": ("<end><more>",)}
+
+
+@pytest.mark.parametrize(
+    ("written", "marks", "reasoning", "text", "before"),
+    [
+        ("so</think>\n\nyes", {}, "so", "yes", 12),
+        ("so</think>\n\n", {}, "so", "", 12),
+        ("so</think>\nü", {}, "so", "ü", 11),
+        ("so</think>\n\nyes", {"structured": True}, "so", "\n\nyes", 10),
+        ("so</think>a<think>b</think>c", {}, "so", "a<think>b</think>c", 10),  # opened again: as vLLM and SGLang do
+        ("so</think>\n<response>\nyes\n</response>\n", RESPONSE, "so", "yes", 22),
+        ("so</think><response>a </response> b", RESPONSE, "so", "a </response> b", 20),
+        ("so</think><resp", RESPONSE, "so", "<resp", 10),
+        ("so</think><b>", RESPONSE, "so", "<b>", 10),
+        ("so</think><response>yes</respo", RESPONSE, "so", "yes</respo", 20),
+        ("so</think>ok </response>", {**RESPONSE, "structured": True}, "so", "ok </response>", 10),
+        ("so\n<tool_call>x", {"call": "<tool_call>"}, "so", "<tool_call>x", 13),
+        ("a <tool_call> b</think>c", {"call": "<tool_call>"}, "a <tool_call> b", "c", 23),
+        ("so\n<tool", {"call": "<tool_call>"}, "so", "", 8),
+        ("so<end><more>on</think>yes", CHANNELS, "so\non", "yes", 23),
+        ("<final>yes", {**CHANNELS, "stage": Stage.UNDECIDED}, "", "yes", 7),
+        ("<fi", {**CHANNELS, "stage": Stage.UNDECIDED}, "", "<fi", 0),
+    ],
+)
+def test_what_stands_around_reasoning_and_answer_is_part_of_neither(
+    written: str, marks: dict[str, Any], reasoning: str, text: str, before: int
+) -> None:
+    """Whole, as a stream, and where tokens are read as they come. The first ``before`` tokens are no answer's."""
+    given = Reasoning("<think>", "</think>", **{"stage": SO, **marks})
+    sampled = [SampledToken(token_id=token) for token in written.encode()]
+    whole = output(reasoning=given).completion(
+        sampled, FinishReason.LENGTH, partial(TextDeltas, TokenBytes(BYTES), frozenset())
+    )
+    assert (whole.reasoning, whole.text, whole.usage.reasoning_tokens) == (reasoning, text, before)
+    for out in (output(reasoning=given), output("never", reasoning=given)):
+        for one in sampled:
+            out.take(one)
+        out.end(FinishReason.LENGTH)
+        assert evolve(completion_of(out.ready), top_logprobs=None) == evolve(whole, top_logprobs=None)
+        ends, places = list[int](), accumulate(len(delta.token_ids) for delta in out.ready)
+        for place, delta in zip(places, out.ready, strict=True):
+            ends += [place - len(delta.token_ids) + delta.reasoning_tokens] if delta.reasoning_tokens else []
+        assert (ends[-1] if ends else 0) == before, "they come first in the stream, too"
 
 
 def test_half_a_character_before_a_mark_belongs_to_the_reasoning():

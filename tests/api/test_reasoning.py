@@ -11,6 +11,7 @@ import trio
 from tokenizers import AddedToken
 
 from triolet import Completion, Engine, EngineConfig, FinishReason, InvalidRequest, Speculation, Structure
+from triolet.api.inputs.prompts import read_query
 from triolet.api.inputs.reasoning import options_of, reasoning_of, with_budget
 from triolet.core.reasoning import Reasoning, Stage
 from triolet.core.request import SamplingParams
@@ -18,7 +19,7 @@ from triolet.models.architectures.conversations import render
 
 from ..checkpoints.words import QWEN
 from . import reasoning_templates as published
-from .tool_templates import make_tool_checkpoint
+from .tool_templates import TEMPLATES, make_tool_checkpoint
 
 ASK = [{"role": "user", "content": "What do <think> and [THINK] mean? <think>"}]
 
@@ -30,7 +31,7 @@ def tokenizer() -> Any:
 
 def rendered(tokenizer: Any, template: str, messages: Any, **options: Any) -> tuple[str, Any]:
     prompt = render(tokenizer, messages, template=template, options=options)
-    return prompt, reasoning_of(template, tokenizer, prompt, messages, options)
+    return prompt, reasoning_of(template, tokenizer, prompt, messages, options, calls=False)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,9 @@ def rendered(tokenizer: Any, template: str, messages: Any, **options: Any) -> tu
         ("GRANITE", "<think>", Stage.UNDECIDED, Stage.UNDECIDED),
         ("GRANITE_32", "Here is my thought process:", Stage.UNDECIDED, Stage.UNDECIDED),
         ("GEMMA4", "<|channel>thought\n", None, None),
-        ("GPT_OSS", None, None, None),  # it has channels, perhaps several before the answer
-        ("SEED", "<seed:think>", Stage.UNDECIDED, Stage.UNDECIDED),
+        ("GPT_OSS", "<|channel|>analysis<|message|>", Stage.UNDECIDED, Stage.UNDECIDED),
+        ("SEED", "<seed:think>", Stage.UNDECIDED, Stage.REASONS),
+        ("COHERE", "<|START_THINKING|>", Stage.UNDECIDED, Stage.UNDECIDED),
         ("EXAONE", "<thought>", Stage.OPENED, Stage.OPENED),
         ("PLAIN", None, None, None),
     ],
@@ -59,14 +61,15 @@ def test_a_template_says_by_its_marks_and_its_end_whether_the_model_reasons(
     template = getattr(published, name)
     _, usual = rendered(tokenizer, template, ASK)
     assert (None if usual is None else usual.stage) == stage
-    _, off = rendered(tokenizer, template, ASK, **options_of(template, "none", {}))
+    _, off = rendered(tokenizer, template, ASK, **options_of(template, SamplingParams(reasoning_effort="none"), {}))
     assert (None if off is None else off.stage) == effort_none
     none = with_budget(off, SamplingParams(reasoning_effort="none"), template, {}, 100)
     assert none is None or none.budget == 0
-    prompt, on = rendered(tokenizer, template, ASK, **options_of(template, "high", {}))
+    asked = SamplingParams(reasoning_effort="high")
+    prompt, on = rendered(tokenizer, template, ASK, **options_of(template, asked, {}))
     assert (None if on is None else on.opening) == opening
-    high = with_budget(on, SamplingParams(reasoning_effort="high"), template, {}, 100)
-    assert high is None or high.budget == 80
+    high = with_budget(on, asked, template, {}, 100)
+    assert high is None or high.budget == (None if name == "GPT_OSS" else 80), "gpt-oss reads the effort"
     assert ("Reasoning: high" in prompt) is (name == "GPT_OSS")
 
 
@@ -105,11 +108,16 @@ def test_a_template_that_reads_no_reasoning_does_not_go_on_with_it(tokenizer: An
 
 def test_what_the_caller_tells_the_template_counts_more_than_the_effort() -> None:
     given = {"enable_thinking": True, "other": 1}
-    assert options_of(published.QWEN3, "none", given) == given
-    assert options_of(published.QWEN3, None, {}) == {}
-    assert options_of(published.DEEPSEEK_V31, "low", {}) == {"thinking": True}
-    assert options_of("{% broken", "low", {}) == {}
-    none, marks = SamplingParams(reasoning_effort="none"), Reasoning("<think>", "</think>", closing_ids=(1, 2))
+    none, low = SamplingParams(reasoning_effort="none"), SamplingParams(reasoning_effort="low")
+    assert options_of(published.QWEN3, none, given) == given
+    assert options_of(published.QWEN3, SamplingParams(), {}) == {}
+    assert options_of(published.DEEPSEEK_V31, low, {}) == {"thinking": True}
+    assert options_of("{% broken", low, {}) == {}
+    budget = SamplingParams(max_reasoning_tokens=512, reasoning_effort="none")
+    assert options_of(published.SEED, budget, {}) == {"thinking_budget": 512}
+    assert options_of(published.SEED, none, {}) == {"thinking_budget": 0}
+    assert options_of(published.SEED, budget, {"thinking_budget": 1}) == {"thinking_budget": 1}
+    marks = Reasoning("<think>", "</think>", closing_ids=(1, 2))
     for told, budget in (({"enable_thinking": True}, None), ({"enable_thinking": False}, 0), ({"other": 1}, 0)):
         found = with_budget(marks, none, published.QWEN3, told, 100)
         assert found is not None
@@ -128,7 +136,7 @@ def test_what_the_caller_tells_the_template_counts_more_than_the_effort() -> Non
 )
 def test_an_effort_is_told_in_a_word_that_the_template_knows(words: tuple[str, ...], effort: str, told: str) -> None:
     template = "".join(f"{{% if reasoning_effort == '{word}' %}}{{% endif %}}" for word in words)
-    assert options_of(template, effort, {}) == {"reasoning_effort": told}
+    assert options_of(template, SamplingParams(reasoning_effort=effort), {}) == {"reasoning_effort": told}
 
 
 @pytest.mark.parametrize(("most", "budget"), [(100, 95), (40, 37), (4, 1), (3, 0), (1, 0)])
@@ -139,6 +147,20 @@ def test_the_share_of_an_effort_leaves_room_for_the_mark_and_a_token(most: int, 
     assert found.budget == budget
 
 
+def test_a_budget_that_leaves_no_room_for_an_answer_is_refused() -> None:
+    marks, template = Reasoning("<think>", "</think>", closing_ids=(1, 2)), published.QWEN3
+    for budget, most in ((16, 16), (20, 16), (1, 1)):
+        asked = SamplingParams(max_reasoning_tokens=budget, max_tokens=most)
+        with pytest.raises(
+            InvalidRequest, match=rf"max_reasoning_tokens={budget} with max_tokens={most}.*up to {most - 1}"
+        ):
+            with_budget(marks, asked, template, {}, most)
+        assert with_budget(None, asked, template, {}, most) is None, "a model that does not reason"
+    found = with_budget(marks, SamplingParams(max_reasoning_tokens=100), template, {}, 50)
+    assert found is not None
+    assert found.budget == 100, "max_tokens is the model's own"
+
+
 def test_marks_that_the_tokenizer_cannot_write_are_none() -> None:
     class Deaf:
         def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -147,7 +169,7 @@ def test_marks_that_the_tokenizer_cannot_write_are_none() -> None:
         def decode(self, tokens: Any, *, skip_special_tokens: bool) -> str:
             return "?"
 
-    assert reasoning_of(published.QWEN3, Deaf(), "", ASK, {}) is None
+    assert reasoning_of(published.QWEN3, Deaf(), "", ASK, {}, calls=False) is None
 
 
 # -- a model -----------------------------------------------------------------------------------------------------------
@@ -158,6 +180,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...], bool]] = {  # of marks: a template,
     "special": (published.MAGISTRAL, ("[THINK]", "[/THINK]"), True),
     "text": (published.DEEPSEEK_R1, (), False),
     "undecided": (published.GLM, (), False),
+    "channels": (published.GPT_OSS, ("<|start|>", "<|end|>", "<|message|>", "<|channel|>"), True),
 }
 GO_ON = {"continue_final_message": True}
 BEGUN: dict[str, dict[str, Any]] = {  # conversations that end within reasoning
@@ -252,9 +275,10 @@ async def test_stop_strings_end_answers_and_reasoning_alone_ends_without_an_answ
         for more, expected in (({}, "ab"), ({"include_stop_str_in_output": True}, "abc")):
             one = await engine.generate(**asked, **form, logit_bias={c: 1e4}, stop="c", **more)
             assert (one.reasoning, one.text, one.finish_reason) == ("ccc", expected, FinishReason.STOP)
-        cut = await engine.generate(**asked, logit_bias={c: 1e4}, max_tokens=2, stop="c")
+        short = {"messages": ASK, "logit_bias": {c: 1e4}, "max_tokens": 2}
+        cut = await engine.generate(**short, stop="c")
         assert told(cut) == ("cc", "", (c, c), 2, FinishReason.LENGTH)
-        assert await streamed(engine, **asked, logit_bias={c: 1e4}, max_tokens=2) == told(cut)
+        assert await streamed(engine, **short) == told(cut)
         eos = {engine.model.eos_token_ids[0]: 1e4}
         assert told(await engine.generate(messages=ASK, logit_bias=eos)) == ("", "", (), 0, FinishReason.STOP)
         assert (await engine.generate(**asked, **form, logit_bias=eos)).text == "abcabc", "a structure is written"
@@ -281,6 +305,49 @@ async def test_a_text_with_a_structure_begins_with_the_structure_or_with_the_mar
             none = await engine.generate(messages=ASK, structure=CHOICE, reasoning_effort="none", logit_bias={5: 1.0})
             assert none.text in ("yes", "no")
             assert not none.reasoning
+
+
+async def test_an_answer_in_channels_comes_behind_a_header(folders: dict[str, Path]) -> None:
+    """As gpt-oss writes: a structure is never written in place of the header."""
+    async with Engine(folders["channels"], config=EngineConfig(**CONFIG)) as engine:
+        opening = ids(engine, "<|channel|>analysis<|message|>")
+        closing = ids(engine, "<|end|><|start|>assistant<|channel|>final<|message|>")
+        for budget in (4, 0):
+            asked = {
+                "messages": ASK,
+                "structure": CHOICE,
+                "max_reasoning_tokens": budget,
+                "temperature": 1.0,
+                "seed": 1,
+            }
+            asked |= {"logit_bias": {ids(engine, "<|end|>")[0]: -1e4, engine.model.eos_token_ids[0]: -1e4}}
+            one = await engine.generate(**asked)
+            assert one.text in ("yes", "no")
+            assert one.token_ids[: len(opening)] == opening
+            assert one.token_ids[len(opening) + budget :][: len(closing)] == closing
+            assert one.usage.reasoning_tokens == len(opening) + budget + len(closing)
+            assert await streamed(engine, **asked) == told(one)
+
+
+async def test_a_structure_that_has_the_opening_mark_itself_is_the_answer(folders: dict[str, Path]) -> None:
+    async with Engine(folders["undecided"], config=EngineConfig(**CONFIG)) as engine:
+        form = Structure(kind="regex", text="<think>ab</think>c")
+        one = await engine.generate(messages=ASK, structure=form)
+        assert (one.reasoning, one.text, one.usage.reasoning_tokens) == ("", "<think>ab</think>c", 0)
+        asked = {"structure": Structure(kind="regex", text="(?s:.){3}"), "max_reasoning_tokens": 0}
+        other = await engine.generate(messages=ASK, **asked, logit_bias=dict.fromkeys(ids(engine, "<think>"), 1e4))
+        assert len(other.text) == 3
+        assert other.usage.reasoning_tokens in (0, len(ids(engine, "<think></think>"))), "any text comes behind it"
+
+
+async def test_a_call_ends_reasoning_where_tools_may_be_called_freely(tmp_path: Path) -> None:
+    """Qwen3.5 calls within its reasoning now and then. A structure of calls comes behind the closing mark."""
+    folder = make_tool_checkpoint(tmp_path, TEMPLATES["hermes"][0], ())
+    async with Engine(folder, config=EngineConfig(**CONFIG)) as engine:
+        for more, call in (({"tools": [NOW]}, "<tool_call>"), ({}, ""), ({"tools": [NOW], "structure": CHOICE}, "")):
+            (request,) = await engine.inside.requests_of(read_query(None, {"messages": ASK, **more}))
+            assert request.reasoning is not None
+            assert (request.reasoning.call, request.reasoning.structured) == (call, "structure" in more)
 
 
 def asked_of(number: int) -> dict[str, Any]:

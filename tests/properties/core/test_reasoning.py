@@ -20,17 +20,29 @@ MARKS = (
 )
 
 
+OTHERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"around": ("<response>", "</response>")},
+    {"call": "<tool_call>"},
+    {"around": ("<|final|>", ""), "pauses": ("<|end|><|again|>", "<|end|><|aside|>")},
+    {"around": ("ab", "ba")},  # each may begin within the marks
+    {"pauses": ("aabb",)},
+    {"call": "aba"},
+)
+
+
 @st.composite
 def reasonings(draw: st.DrawFn) -> Reasoning:
     opening, closing = draw(st.sampled_from(MARKS))
     stage = draw(st.sampled_from([Stage.UNDECIDED, Stage.OPENED, Stage.REASONS]))
-    return Reasoning(opening=opening, closing=closing, stage=stage)
+    return Reasoning(opening=opening, closing=closing, stage=stage, **draw(st.sampled_from(OTHERS)))
 
 
 @st.composite
 def texts(draw: st.DrawFn, reasoning: Reasoning) -> str:
     """Marks, parts of marks, blanks and other texts, in any order."""
-    marks = [reasoning.opening, reasoning.closing]
+    others = (*reasoning.around, *reasoning.pauses, reasoning.call)
+    marks = [reasoning.opening, reasoning.closing, *filter(None, others)]
     parts = st.one_of(
         st.sampled_from([*marks, "\n", "\n\n", " ", "a", "so", "ü", "<", "\N{NO-BREAK SPACE}"]),
         st.sampled_from(marks).flatmap(lambda mark: st.integers(1, len(mark)).map(lambda end: mark[:end])),
@@ -46,12 +58,15 @@ def pieces(draw: st.DrawFn, text: str) -> list[str]:
 
 def whole(reasoning: Reasoning, text: str) -> tuple[str, str]:
     """The reasoning and the answer of a whole text, by regular expressions."""
-    opening, closing = re.escape(reasoning.opening), re.escape(reasoning.closing)
+    opening, before = re.escape(reasoning.opening), re.escape(reasoning.around[0])
     stage = reasoning.stage
     if stage is Stage.UNDECIDED:
+        headed = re.match(rf"[ \t\r\n]*{before}", text)
+        if before and headed is not None:
+            return "", answered(reasoning, text[headed.end() :])
         begun = re.match(rf"[ \t\r\n]*{opening}", text)
         if begun is None:
-            return "", text
+            return "", ended(reasoning, text)
         text, stage = text[begun.end() :], Stage.OPENED
     if stage is Stage.OPENED:
         again = re.match(rf"\n*(?:{opening}\n*)*", text)
@@ -59,12 +74,33 @@ def whole(reasoning: Reasoning, text: str) -> tuple[str, str]:
         text = text[again.end() :]
         if reasoning.opening.startswith(text):
             return "", ""
-    found = re.search(rf"\n*{closing}\n*", text)
-    if found is not None:
-        return text[: found.start()], text[found.end() :]
-    length = max(len(text) - len(reasoning.closing) + 1, 0)
-    half = next((start for start in range(length, len(text)) if reasoning.closing.startswith(text[start:])), None)
-    return (text if half is None else text[:half].rstrip("\n")), ""
+    thought, mark, behind = text.partition(reasoning.closing)
+    for pause in reasoning.pauses:
+        thought = thought.replace(pause, "\n")
+    called = thought.find(f"\n{reasoning.call}") if reasoning.call else -1
+    if called >= 0:
+        return thought[:called].rstrip("\n"), ended(reasoning, thought[called + 1 :] + mark + behind)
+    if mark:
+        return thought.rstrip("\n"), answered(reasoning, behind)
+    marks = [reasoning.closing, *reasoning.pauses, *([f"\n{reasoning.call}"] if reasoning.call else [])]
+    halves = [
+        at for mark in marks for at in range(len(thought)) if mark.startswith(thought[at:]) and mark != thought[at:]
+    ]
+    cut = thought[: min(halves, default=len(thought))].rstrip("\n")
+    return (thought if cut == thought.rstrip("\n") else cut), ""
+
+
+def answered(reasoning: Reasoning, text: str) -> str:
+    """The answer in what follows a mark."""
+    before = re.escape(reasoning.around[0])
+    begun = re.match(rf"\n*(?:{before}\n*)*" if before else r"\n*", text)
+    assert begun is not None
+    return ended(reasoning, text[begun.end() :])
+
+
+def ended(reasoning: Reasoning, text: str) -> str:
+    behind = re.escape(reasoning.around[1])
+    return re.sub(rf"\n*{behind}[ \t\r\n]*\Z", "", text, count=1) if behind else text
 
 
 def fed(reasoning: Reasoning, parts: list[str]) -> tuple[str, str]:
