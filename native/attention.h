@@ -56,9 +56,10 @@ void turn(Engine& e, const Operation& o, int block) {
         const float *cosines = nullptr, *sines = nullptr;
         if (o.turned) {
             const Turns& t = m.turns[o.table];
-            const int64_t at = (int64_t)position * t.half;
-            cosines = t.cosines + at;
-            sines = t.sines + at;
+            const bool own = e.step.cosines;
+            const int64_t at = (int64_t)(own ? row : position) * t.half;
+            cosines = (own ? e.step.cosines : t.cosines) + at;
+            sines = (own ? e.step.sines : t.sines) + at;
         }
         float* x = m.buffers[o.from].data + (int64_t)row * m.buffers[o.from].width;
         float* keys = x + o.heads * o.size;

@@ -145,7 +145,7 @@ struct Float16 : Single {
     }
     static constexpr float MOST = 65504.0f;
     static inline VI narrow(V size) {  // a sum rounds subnormal numbers, as they are in units of its last digit
-        const VI bits = size < INFINITE ? (VI)size : (VI){}, normal = (bits - (112 << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
+        const VI bits = size < INFINITE ? (VI)size & 0x7fffffff : (VI){}, normal = (bits - (112 << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
         return size < 0x1p-14f ? (VI)(size + 0.5f) - (126 << 23) : size < INFINITE ? normal : size == INFINITE ? 0x7c00 - (VI){} : 0x7e00 - (VI){};
     }
 };

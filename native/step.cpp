@@ -178,6 +178,7 @@ Fault admit(Engine& e, const Step& plan) {
     }
     if (plan.rows < 1 || plan.rows > m.most_rows || plan.chunk_count < 1 || plan.chunk_count > plan.rows) return BAD_ROWS;
     if (plan.wanted_count < 0 || plan.wanted_count > plan.rows) return BAD_WANTED;
+    if (plan.cosines ? m.turns_count != 1 || !plan.sines : plan.sines != nullptr) return BAD_TABLE;
     const int64_t most_table = m.pages ? (int64_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size) : 0;
     if (plan.table_size < (m.pages > 0) || plan.table_size > most_table) return BAD_TABLE;
     for (int i = 0; i < plan.table_size; i++)
@@ -271,6 +272,8 @@ Fault admit(Engine& e, const Step& plan) {
     if (plan.tokens) memcpy(e.tokens, plan.tokens, plan.rows * 4);
     s.types = plan.types ? e.types : nullptr;
     if (plan.types) memcpy(e.types, plan.types, plan.rows * 4);
+    s.cosines = plan.cosines;
+    s.sines = plan.sines;
     s.seen = plan.seen ? e.seen : s.positions;
     if (plan.seen) memcpy(e.seen, plan.seen, plan.rows * 4);
     s.draws = plan.draws;

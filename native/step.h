@@ -175,6 +175,7 @@ struct Step {
     const int32_t* bans;        // [ban_count][2]: the first token and the one after the last
     Found* found;               // [found_count]
     const uint8_t* allowed;     // [allowed_size]
+    const float *cosines, *sines;  // [rows][half] in place of those of positions in the only table; or none
     const int32_t* seen;        // [rows] the last position that a row sees, which its chunk has and which never falls in
                                 // it; or none: its own
     float* const* states;       // [chunk_count] of [state], each written; null: a chunk has none, if its model has `kept` and

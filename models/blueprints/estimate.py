@@ -215,6 +215,7 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
             between, largest = _recurrent_widths(stored, blueprint.decoder.layers)
         between += 3 * blueprint.decoder.hidden  # sums, last states, and what else is not the output of a matrix
         between += _of_experts(blueprint.checkpoint.config.get_text_config())
+        between += blueprint.deeper * blueprint.decoder.hidden + 1
         turns += 4 * blueprint.decoder.hidden * any(map(_is_table, stored))
     positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling

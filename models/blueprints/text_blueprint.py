@@ -154,7 +154,13 @@ class TextBlueprint(ModuleBlueprint):
     def find_decoder(self, module: nn.Module) -> CausalDecoder | TextEncoder:
         if not self.checkpoint.causal:
             return TextEncoder(module)
-        return CausalDecoder(module, self._language(module), self.checkpoint.shape.windows)
+        return CausalDecoder(module, self._language(module), self.checkpoint.shape.windows, self.deeper)
+
+    @property
+    def deeper(self) -> int:
+        """The number of layers to whose outputs items add something."""
+        family = self.checkpoint.family
+        return 0 if family is None else family.deeper(self.checkpoint.config)
 
     def _tower(self, module: nn.Module) -> Tower | str:
         """Returns the encoder of images or audio that the native library computes, or the reason why it does not."""

@@ -32,6 +32,8 @@ class Rows:
         states: the state of each of ``chunks``, which a step changes; empty: chunks have none.
         saves: rows, ascending, and for each a tensor that gets its chunk's state as it is behind that row.
         seen: the last position that each row sees, which its chunk has; empty: its own.
+        turns: cosines and sines [rows, half] of each row, in place of those of its position; empty: of that.
+        added: what is added to the outputs of the first layers, each [rows, hidden]; empty: nothing.
     """
 
     positions: Sequence[int]
@@ -44,6 +46,8 @@ class Rows:
     states: Sequence[Tensor] = ()
     saves: Sequence[tuple[int, Tensor]] = ()
     seen: Sequence[int] = ()
+    turns: Sequence[Tensor] = ()
+    added: Sequence[Tensor] = ()
 
     @classmethod
     def all_of(cls, *counts: int) -> Rows:
@@ -138,6 +142,8 @@ class Rows:
                 states=self.states[first : first + len(own)],
                 saves=[(row - start, state) for row, state in self.saves if start <= row < stop],
                 seen=self.seen[start:stop],
+                turns=[one[start:stop] for one in self.turns],
+                added=[one[start:stop] for one in self.added],
             )
             yield start, stop, piece, inside
 

@@ -55,11 +55,13 @@ class CausalDecoder:
         module: the whole model.
         language: the part of ``module`` that is the decoder; equal to ``module`` if the model reads text alone.
         windows: for each layer, the number of positions that a row attends to; ``None``: all.
+        deeper: the number of layers to whose outputs items add something, see `Family.deeper`.
     """
 
     module: Any
     language: Any
     windows: Sequence[int | None]
+    deeper: int = 0
 
     @property
     def base(self) -> Any:
@@ -233,6 +235,8 @@ class ProgramWriter:
             if inner is not None:
                 scale = float(getattr(layer.dense, "down_multiplier", 1.0))
                 self._add(inner, hidden, layer.panels()["narrow"], last, opened, scale=scale)
+            if index < self.decoder.deeper:
+                program.add_given(hidden)
         end, head = program.buffer(config.hidden_size), self.decoder.head
         final = self._norm(attrgetter(recipe.last_norm)(base))
         assert final is not None, "a decoder ends with a norm"

@@ -160,8 +160,8 @@ class StepData(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
         *((name, c_void_p) for name in ("positions", "chunks", "tables", "wanted", "tokens", "types", "draws")),
-        *((name, c_void_p) for name in ("edits", "bans", "found", "allowed", "seen", "states", "copies")),
-        *((name, c_void_p) for name in ("saved", "saved_rows")),
+        *((name, c_void_p) for name in ("edits", "bans", "found", "allowed", "cosines", "sines", "seen", "states")),
+        *((name, c_void_p) for name in ("copies", "saved", "saved_rows")),
         *((name, c_int32) for name in ("edit_count", "ban_count", "found_count", "allowed_size", "copy_count")),
         ("save_count", c_int32),
     )

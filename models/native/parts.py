@@ -405,7 +405,18 @@ def turned(
         cosines, sines = (plain(each[0, :, ::2] if repeated else each[0, :, :half]) for each in numbers)
         program.tables[kind] = {"table": len(program.turns), "turned": 2 * half}
         program.turns.append((cosines, sines))
+        program.axes = _axes_of(rotary, half, repeated=repeated)
     return program.tables[kind]
+
+
+def _axes_of(rotary: Any, half: int, *, repeated: bool) -> tuple[int, ...]:
+    """Returns the axis of positions in three dimensions by which each angle turns; empty: positions have one
+    dimension."""
+    if not hasattr(rotary, "mrope_section"):
+        return ()
+    alone = torch.eye(3, dtype=torch.long)[:, None]  # a row for each axis, with position 1 there, and 0 elsewhere
+    sines = rotary(torch.empty(1, dtype=torch.float32), alone)[1][0]
+    return tuple((sines[:, ::2] if repeated else sines[:, :half]).ne(0.0).int().argmax(0).tolist())
 
 
 def epsilon_of(norm: Any) -> float:

@@ -118,6 +118,8 @@ class Program:
     widths: list[int] = field(factory=list, init=False)
     turns: list[tuple[Tensor, Tensor]] = field(factory=list, init=False)  # cosines and sines [positions, half]
     tables: dict[tuple[str, ...], dict[str, Any]] = field(factory=dict, init=False)  # see `parts.turned`
+    axes: tuple[int, ...] = field(default=(), init=False)  # of each angle, see `Runner.turned`; empty: there is one
+    added: list[int] = field(factory=list, init=False)  # the buffers of what is added, see `add_given`
     chooses: bool = field(default=False, init=False)  # the library may choose tokens from the logits
     crossing: tuple[int, ...] = field(default=(), init=False)  # the buffers with the queries of cross-attention
     uncounted: int | None = field(default=None, init=False)  # the token whose position is 0; others count from 1
@@ -290,6 +292,12 @@ class Program:
         """Adds the outputs [rows, asked, size] by the weights in the buffer ``weights``, times ``scale``, to ``to``."""
         told = {"table": weights, "heads": asked, "size": size, "scale": scale, "ending": Ending.ADD}
         self._add(kind=Kind.MIX, source=source, to=to, **told)
+
+    def add_given(self, to: int) -> None:
+        """Adds to ``to`` the next of what a step is given to add, see `Rows.added`."""
+        width = self.widths[to]
+        self.added += [self.buffer(width)] if self.added else [self.buffer(1), self.buffer(width)]  # the first: ones
+        self.mix(self.added[-1], to, self.added[0], asked=1, size=width, scale=1.0)
 
     def attend(self, source: int, to: int, attention: Attention) -> None:
         """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + kv_heads) * size + kv_heads *

@@ -117,6 +117,10 @@ _GEMMA3 = Recipe(
 )
 _GEMMA2 = evolve(_GEMMA3, by_kind=False, caps_scores=True)
 _GLM = Recipe(widen=("gate_up_proj",), paired=True)
+_GLM4 = evolve(
+    _GLM,
+    norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+)
 _BEHIND = Recipe(norms=("", "post_attention_layernorm", "", "post_feedforward_layernorm"))
 _COHERE = Recipe(
     norms=("input_layernorm", "", "input_layernorm", ""),
@@ -238,6 +242,11 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         ),
     ),
     "qwen3_next": ("Qwen3NextDecoderLayer", _QWEN_NEXT),
+    "qwen2_vl_text": ("Qwen2VLDecoderLayer", _PLAIN),
+    "qwen2_5_vl_text": ("Qwen2_5_VLDecoderLayer", _PLAIN),
+    "qwen3_vl_text": ("Qwen3VLTextDecoderLayer", _PLAIN),
+    "qwen3_vl_moe_text": ("Qwen3VLMoeTextDecoderLayer", _PLAIN),
+    "paddleocr_vl_text": ("PaddleOCRDecoderLayer", _PLAIN),
     "qwen3_5_text": ("Qwen3_5DecoderLayer", _QWEN_NEXT),
     "qwen3_5_moe_text": ("Qwen3_5MoeDecoderLayer", _QWEN_NEXT),
     "olmo_hybrid": ("OlmoHybridAttentionDecoderLayer", evolve(_BEHIND, recurrent="linear_attn")),
@@ -255,18 +264,8 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         evolve(_BEHIND, is_turned=_is_turned_near),
     ),
     "glm": ("GlmDecoderLayer", _GLM),
-    "glm4": (
-        "Glm4DecoderLayer",
-        evolve(
-            _GLM,
-            norms=(
-                "input_layernorm",
-                "post_self_attn_layernorm",
-                "post_attention_layernorm",
-                "post_mlp_layernorm",
-            ),
-        ),
-    ),
+    "glm4": ("Glm4DecoderLayer", _GLM4),
+    "glm_ocr_text": ("GlmOcrTextDecoderLayer", evolve(_GLM4, repeated=True)),
     "starcoder2": ("Starcoder2DecoderLayer", Recipe(widen=("c_fc",), narrow="c_proj", gated=False)),
     "cohere": ("CohereDecoderLayer", _COHERE),
     "cohere2": (

@@ -66,6 +66,7 @@ class Runner:
     _tensors: list[Tensor] = field(repr=False)  # the inner buffers, and the library's working memory
     _rows: int
     _page_size: int
+    _given: bool = field(default=False, init=False)  # the buffers of what is added are not empty
 
     @classmethod
     def open(
@@ -134,6 +135,8 @@ class Runner:
         room = torch.empty(library.room(model), dtype=torch.uint8)
         model.room = room.data_ptr()
         handle = library.open(model, level)
+        for number, index in enumerate(program.added):
+            inner[index - 1].fill_(0.0 if number else 1.0)
         held = [operations, table, turns, layers, keys_values, cross]
         return cls(library, program, handle, buffers, held, [*inner, room], rows, max(1, model.page_size))
 
@@ -298,6 +301,8 @@ class Runner:
         told = StepData(*counts, part, positions, chunks, tables, wanted, copies=pairs, copy_count=len(copies))
         told.tokens, told.types = tokens if fed else None, types if rows.types else None
         told.seen = seen if rows.seen else None
+        told.cosines, told.sines = map(_floats, rows.turns) if rows.turns else (None, None)
+        self._give(rows.added)
         told.states = states.buffer_info()[0] if states else None
         saved = array("Q", [_floats(state, self._program.state) for _, state in rows.saves])
         told.saved, told.saved_rows, told.save_count = saved.buffer_info()[0], saved_rows, len(saved)
@@ -310,6 +315,22 @@ class Runner:
         fault = self._library.step(self._handle, told)
         if fault is not Fault.FINE:
             raise EngineError(f"the native library refuses a step of {len(rows.positions)} rows: {fault.name.lower()}")
+
+    def _give(self, added: Sequence[Tensor]) -> None:
+        """Puts what is added into its buffers: nothing, unless it is given."""
+        own = [self._tensors[index - 1] for index in self._program.added[1:]]
+        for index, buffer in enumerate(own if added or self._given else ()):
+            buffer.zero_() if not added else buffer[: len(added[index])].copy_(added[index])
+        self._given = bool(added)
+
+    def turned(self, positions: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor] | tuple[()]:
+        """Returns the cosines and sines [rows, half] for ``positions`` in three dimensions, int64 [3, rows]: each angle
+        turns by one of them. The numbers are those of positions in one dimension."""
+        axes = self._program.axes
+        assert axes, "the program's positions have one dimension"
+        places = torch.from_numpy(positions[list(axes)]).T
+        cosines, sines = self._program.turns[0]
+        return cosines.gather(0, places), sines.gather(0, places)
 
     @property
     def uncounted(self) -> int | None:

@@ -40,6 +40,7 @@ class _Notes:
 
     positions: Any = None  # numpy int64 [3, prompt]; None: positions are indices
     delta: int = 0  # added to the index of a later token to get its position
+    bent: bool = False  # some positions are not indices
     sums: Sums | None = None
     marks: list[tuple[int, float]] = field(factory=list)  # the class of each mark so far, and its log-probability
 
@@ -92,6 +93,7 @@ class CausalNetwork(Network):
             placed = self.family.positions(self.model.module, prompt, start.placeholders)
         if placed is not None:
             notes.positions, notes.delta = placed[0].numpy().copy(), placed[1]
+            notes.bent = bool(start.placeholders)
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         assert self.generates, "a model without a head for tokens is asked for some"
@@ -146,8 +148,11 @@ class CausalNetwork(Network):
         embeddings itself."""
         feeds = self._with_all_seen(feeds)
         rows = self._lay_out(feeds, wanted)
+        if self.native is not None and any(feed.record.notes.bent for feed in feeds):
+            rows = evolve(rows, turns=self.native.turned(_axes_of(feeds)))
         if any(map(_holds_items, feeds)):
-            return self._embed(feeds, rows.starts, outputs)[0].float(), rows
+            embedded, *added = self._embed(feeds, rows.starts, outputs)
+            return embedded.float().contiguous(), evolve(rows, added=added)
         return [token for feed in feeds for token in feed.tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
@@ -227,8 +232,7 @@ class CausalNetwork(Network):
         """Returns the positions [1, rows], or [3, 1, rows] if the family has positions in three dimensions."""
         if feeds[0].record.notes.positions is None:
             return torch.tensor(rows.positions, device=self.device)[None]
-        axes = np.concatenate([_axes(feed) for feed in feeds], 1)
-        return torch.from_numpy(axes).to(self.device)[:, None]
+        return torch.from_numpy(_axes_of(feeds)).to(self.device)[:, None]
 
 
 @frozen(kw_only=True, eq=False)
@@ -327,6 +331,11 @@ def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs, *,
                 rows, own = embeddings[row + low - start : row + high - start], output[taken + low - first :]
                 rows.copy_(rows + own[: high - low] if added else own[: high - low])
             taken += last - first
+
+
+def _axes_of(feeds: Sequence[Feed]) -> Any:
+    """Returns the positions of all rows in three dimensions, numpy int64 [3, rows]."""
+    return np.concatenate([_axes(feed) for feed in feeds], 1)
 
 
 def _axes(feed: Feed) -> Any:

@@ -29,6 +29,7 @@ struct Plan {
     std::vector<uint8_t> allowed;
     std::vector<float*> states, saved;
     std::vector<int32_t> saved_rows;
+    std::vector<float> angles;
     void add(const Wish& wish) {
         Draw draw = wish.draw;
         draw.edits = (int)edits.size(), draw.bans = (int)bans.size() / 2, draw.found = (int)found.size();
@@ -46,7 +47,7 @@ struct Plan {
                 positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
                 types.empty() ? nullptr : types.data(),
                 draws.empty() ? nullptr : draws.data(), edits.data(), bans.data(), found.data(), allowed.data(),
-                seen.empty() ? nullptr : seen.data(), states.data(), copies.data(), saved.data(), saved_rows.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
+                nullptr, nullptr, seen.empty() ? nullptr : seen.data(), states.data(), copies.data(), saved.data(), saved_rows.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
                 (int)copies.size() / 2, (int)saved.size()};
     }
 };
@@ -292,6 +293,11 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
     if (m.pages) plan.tables.resize((size_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size));
     step.positions = plan.positions.data(), step.chunks = plan.chunks.data();
     step.tables = plan.tables.data(), step.wanted = plan.wanted.data();
+    const bool turned = m.turns_count == 1 && draw.one_in(2);  // by numbers of its own
+    plan.angles.resize(turned ? (size_t)m.most_rows * m.turns[0].half : 1);
+    for (float& angle : plan.angles) angle = draw.value();
+    if (turned) step.cosines = step.sines = plan.angles.data();
+    if (draw.one_in(20)) (draw.one_in(2) ? step.cosines : step.sines) = turned ? nullptr : plan.angles.data();
     if (draw.one_in(2)) step.tokens = nullptr;
     if (draw.one_in(3)) step.draws = nullptr;
     return plan;

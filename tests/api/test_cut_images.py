@@ -1,5 +1,5 @@
-"""Images whose rows see each other, as those of Gemma 3: a chunk, a prefix or a failed step may end within an image,
-and no token or bit changes."""
+"""Images whose rows see each other, as those of Gemma 3, or enter several layers and have positions in three axes, as
+those of Qwen3-VL: a chunk, a prefix or a failed step may end within an image, and no token or bit changes."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 from ..models.media import Checkpoint, picture
 
-IMAGE = "<start_of_image>"
 TOKENS = 8
-ASKS = (  # prompts, and numbers of images
-    (f"see {IMAGE} and {IMAGE}: which is larger?", (1, 2)),
-    (f"the cat {IMAGE}", (1,)),
-    (f"{IMAGE}{IMAGE} and the dog", (2, 2)),
-    (f"see {IMAGE} and {IMAGE}: why?", (1, 2)),
+ASKS = (  # prompts with placeholders, and numbers of images
+    ("see {0} and {0}: which is larger?", (1, 2)),
+    ("the cat {0}", (1,)),
+    ("{0}{0} and the dog", (2, 2)),
+    ("see {0} and {0}: why?", (1, 2)),
     ("mice on mats", ()),
 )
 Bits = tuple[tuple[int, ...], tuple[float, ...]]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open("gemma3_vision", make_checkpoint("gemma3_vision", tmp_path_factory.mktemp("model")))
+@pytest.fixture(scope="module", params=["gemma3_vision", "qwen3_vl"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(request.param, make_checkpoint(request.param, tmp_path_factory.mktemp("model")))
 
 
 def images(numbers: Sequence[int]) -> list[Image.Image]:
     return [picture(30 + number, 50, number) for number in numbers]
 
 
-def expected(checkpoint: Checkpoint, prompt: str, numbers: Sequence[int]) -> tuple[int, ...]:
-    inputs = (
-        checkpoint.process(prompt, images(numbers)) if numbers else checkpoint.tokenizer(prompt, return_tensors="pt")
-    )
+def expected(checkpoint: Checkpoint, asked: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    prompt = asked.format(checkpoint.placeholder)
+    inputs: Any = checkpoint.tokenizer(prompt, return_tensors="pt")
+    if numbers:
+        inputs = checkpoint.process(prompt, images(numbers))
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
     with torch.inference_mode():
         tokens = checkpoint.reference.generate(**inputs, **options, eos_token_id=None)
     return tuple(tokens[0, inputs["input_ids"].shape[1] :].tolist())
 
 
-async def answers(folder: Path, *, together: bool, **changes: Any) -> list[Bits]:
+async def answers(checkpoint: Checkpoint, *, together: bool, **changes: Any) -> list[Bits]:
     found: dict[int, Bits] = {}
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logprobs=1)
 
     async def ask(engine: Engine, number: int) -> None:
         prompt, numbers = ASKS[number]
         given = {"images": images(numbers)} if numbers else {}
-        told = await engine.generate(prompt, sampling=sampling, **given)
+        told = await engine.generate(prompt.format(checkpoint.placeholder), sampling=sampling, **given)
         found[number] = told.token_ids, tuple(told.logprobs)
 
     config = EngineConfig(**{"device": "cpu", "dtype": "float32", "verify": True, **changes})
-    async with Engine(folder, config=config) as engine, trio.open_nursery() as nursery:
+    async with Engine(checkpoint.folder, config=config) as engine, trio.open_nursery() as nursery:
         for number in range(len(ASKS)):
             if together:
                 nursery.start_soon(ask, engine, number)
@@ -77,14 +77,14 @@ async def answers(folder: Path, *, together: bool, **changes: Any) -> list[Bits]
 async def test_chunks_that_end_within_an_image_change_no_token(
     native: bool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor, where the library computes, a bit: chunks of 5 rows, for images of 9, and pages of 4."""
+    """Nor, where the library computes, a bit: chunks of 5 rows, for images of 8 or more, and pages of 4."""
     if not native:
         monkeypatch.setattr(Library, "load", classmethod(lambda _: None))
     tokens = [expected(checkpoint, *ask) for ask in ASKS]
-    alone = await answers(checkpoint.folder, together=False, prefix_caching=False)
+    alone = await answers(checkpoint, together=False, prefix_caching=False)
     assert [found for found, _ in alone] == tokens
     for changes in ({"max_step_tokens": 5, "page_size": 4}, {"max_step_tokens": 23, "page_size": 8, "max_running": 3}):
-        cut = await answers(checkpoint.folder, together=True, **changes)
+        cut = await answers(checkpoint, together=True, **changes)
         assert [found for found, _ in cut] == tokens
         assert cut == alone or not (native and Library.load())
 
@@ -108,7 +108,7 @@ async def test_steps_that_fail_within_an_image_change_no_token(
         return found
 
     monkeypatch.setattr(Sampler, "_choose", flaky)
-    cut = await answers(checkpoint.folder, together=True, max_step_tokens=7, page_size=4)
+    cut = await answers(checkpoint, together=True, max_step_tokens=7, page_size=4)
     assert [found for found, _ in cut] == [expected(checkpoint, *ask) for ask in ASKS]
     assert len(seen) > 4
 
@@ -118,7 +118,8 @@ async def test_a_prefix_that_ends_within_an_image_is_shared_up_to_there(checkpoi
     config = EngineConfig(device="cpu", dtype="float32", page_size=8, verify=True, speculation=None)
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     async with Engine(checkpoint.folder, config=config) as engine:
-        begin = next(f"{'a ' * count}{IMAGE}" for count in range(8) if (_placed(checkpoint, count) + 3) % 8 == 0)
+        begins = [f"{'a ' * count}{checkpoint.placeholder}" for count in range(8)]
+        begin = next(one for one in begins if (_placed(checkpoint, one) + 3) % 8 == 0)
         for tail, cached in ((" saw this", 0), ("? no", 1)):
             before = engine.statistics().requests.tokens_cached
             told = await engine.generate(begin + tail, images=images([1]), sampling=sampling)
@@ -136,6 +137,5 @@ def test_images_of_more_rows_than_a_call_of_the_library_has_are_read_by_torch(tm
     assert told == "289 rows of an image see each other; known: up to 256"
 
 
-def _placed(checkpoint: Checkpoint, count: int) -> int:
-    prepared = checkpoint.prepare(f"{'a ' * count}{IMAGE}", images([1]))
-    return int(prepared.items[0].spans[0][0])
+def _placed(checkpoint: Checkpoint, prompt: str) -> int:
+    return int(checkpoint.prepare(prompt, images([1])).items[0].spans[0][0])
