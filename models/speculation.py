@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -118,8 +118,8 @@ class HeadProposer:
             chains = longer
         return [clipped(feed.record, tuple(own)) for feed, own in zip(feeds, proposed, strict=True)]
 
-    def _read(self, parts: Sequence[_Part], *, wanted: bool = True) -> Iterator[tuple[int, Any]]:
-        """Feeds the head. Yields for each part, whose one row is ``wanted``, the likeliest token behind its token, and
+    def _read(self, parts: Sequence[_Part], *, wanted: bool = True) -> list[tuple[int, Any]]:
+        """Feeds the head. Returns for each part, whose one row is ``wanted``, the likeliest token behind its token, and
         the head's hidden state."""
         chunks = [part.chunk for part in parts]
         rows = Rows.of(chunks, [(index, 0) for index in range(len(parts))] if wanted else (), self.paged.page_size)
@@ -127,8 +127,7 @@ class HeadProposer:
         states = torch.cat([part.states for part in parts]).float()
         chosen = self.runner.choose(states, rows, [Draw()] * len(parts) if wanted else (), tokens=tokens)
         hidden = self.runner.last_hidden(len(chosen)).numpy()
-        for index, one in enumerate(chosen):
-            yield one.token, hidden[index]
+        return [(one.token, hidden[index]) for index, one in enumerate(chosen)]
 
 
 @frozen

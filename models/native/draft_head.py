@@ -25,7 +25,8 @@ from .parts import norm_of, pack_linears
 from .program import Program
 
 _PREFIX = "mtp."
-_FREQUENT = 32_768  # tokens that the head may propose
+FREQUENT = 32_768
+"""The most tokens that a head chooses from, a multiple of `PANEL`."""
 
 
 class DraftHead(nn.Module):
@@ -159,6 +160,7 @@ class _DraftWriter(ProgramWriter):
         return hidden
 
     def choices(self, panels: Panels) -> Panels:
-        count = min(panels.outputs, _FREQUENT) // PANEL * PANEL or panels.outputs
-        bias = None if panels.bias is None else panels.bias[:count]
-        return evolve(panels, outputs=count, packed=panels.packed[: count // PANEL], bias=bias)
+        if panels.outputs <= FREQUENT:
+            return panels
+        bias = None if panels.bias is None else panels.bias[:FREQUENT]
+        return evolve(panels, outputs=FREQUENT, packed=panels.packed[: FREQUENT // PANEL], bias=bias)

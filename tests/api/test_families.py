@@ -25,7 +25,7 @@ from .scarcity import ask_until_preempted, settled
 
 TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral", "granite", "cohere2", "gpt2")
 WIDE = ("gemma4", "gpt_oss", "deepseek_v3")  # shared keys and values, sinks, values of another width
-RECURRENT = ("lfm2", "qwen3_next", "mamba2")  # states beside pages, or alone
+RECURRENT = ("lfm2", "qwen3_next", "qwen3_5", "mamba2")  # states beside pages, or alone
 WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
 
 

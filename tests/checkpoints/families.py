@@ -177,6 +177,20 @@ _TEXT: Mapping[str, tuple[str, str, Words, Mapping[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5TextConfig",
+        QWEN,
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 20,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
     "mamba2": (
         "Mamba2ForCausalLM",
         "Mamba2Config",
