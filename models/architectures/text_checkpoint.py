@@ -285,7 +285,7 @@ def _ropes(text: Any) -> list[Mapping[str, Any]]:
 def _is_causal(text: Any) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-    if getattr(text, "use_bidirectional_attention", None):
+    if getattr(text, "use_bidirectional_attention", None) not in {None, False, "vision"}:
         return False
     return bool(getattr(text, "is_decoder", False)) or text.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 

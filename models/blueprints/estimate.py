@@ -79,6 +79,8 @@ _OF_HEADS = (  # settings of their heads: how many, and the values and keys of o
     ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
     ("num_heads", "head_dim", "state_size"),
 )
+_COPIED = re.compile(r"\.(kv_b_proj|per_layer_projection)\.weight$")  # in layers that copy parts of rows
+_BY_LAYER = "embed_tokens_per_layer.weight"
 _ROOM = 1 << 18  # bytes for the native library's plans
 _COUNTERS = 2 * 66 * 64  # bytes of an operation's two phases, see native/team.h
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
@@ -178,14 +180,16 @@ def _computed(blueprint: AnyBlueprint) -> int:
 
 def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
     """The bytes of the native library's buffers, and of the counters and norms of its operations. There are at most two
-    more in a layer than it has matrices: all experts have one of each kind."""
+    more in a layer than it has matrices, since all experts have one of each kind; but some more where parts of rows are
+    copied."""
     buffers = _buffer_bytes(blueprint, stored)
     own = {name: one for name, one in stored.items() if not any(part in name for part in _ENCODERS)}
     matrices = {_EXPERTS.sub(".experts.", name) for name, one in own.items() if len(one.shape) > 1}
     layers = {found[0] for name in matrices if (found := _LAYER.match(name))}
     norms = sum(4 * prod(one.shape) for one in own.values() if len(one.shape) == 1)
     known = isinstance(blueprint, TextBlueprint) and may_be_native(blueprint)
-    return buffers + max(0, _COUNTERS * (len(matrices) + 2 * len(layers)) + norms - _ROOM) * known
+    more = 5 if any(_COPIED.search(name) for name in matrices) else 2
+    return buffers + max(0, _COUNTERS * (len(matrices) + more * len(layers)) + norms - _ROOM) * known
 
 
 def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
@@ -205,8 +209,10 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
         rows, own = shape.embeddings, max(64 * largest, BATCH * (shape.embeddings + PANEL))
         found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
     text = isinstance(blueprint, TextBlueprint)
-    first = ("layers.0.", "h.0.") if text else ("decoder.layers.0.", "decoder.block.0.")
-    between, largest = _widths(stored, *first)
+    first = ("decoder.layers.0.", "decoder.block.0.")
+    layers = [(f"layers.{index}.", f"h.{index}.") for index in range(blueprint.decoder.layers)] if text else [first]
+    widths = [_widths(stored, *names) for names in layers]
+    between, largest = max(every for every, _ in widths), max(one for _, one in widths)
     if isinstance(shape, WhisperShape):
         between += shape.decoder_layers * shape.width  # queries are kept to align words
     turns = 16 * blueprint.decoder.head_dim if text else 0
@@ -216,6 +222,7 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
         between += 3 * blueprint.decoder.hidden  # sums, last states, and what else is not the output of a matrix
         between += _of_experts(blueprint.checkpoint.config.get_text_config())
         between += blueprint.deeper * blueprint.decoder.hidden + 1
+        between += 2 * sum(one.shape[-1] for name, one in stored.items() if name.endswith(_BY_LAYER))
         turns += 4 * blueprint.decoder.hidden * any(map(_is_table, stored))
     positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling

@@ -17,7 +17,7 @@ from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.graphs import GraphManager, find_recorder
-from ..checkpoints.loading import load_module
+from ..checkpoints.loading import load_module, text_alone
 from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
@@ -72,6 +72,7 @@ class TextBlueprint(ModuleBlueprint):
                 f"{folder} has layers with another quantization ({', '.join(others[:3])}); allowed: int8, symmetric, "
                 "with one scale for each output"
             )
+        module = text_alone(module)
         if not quantized:
             self._read_drafts(module)
         return module

@@ -123,6 +123,23 @@ def load_part(loader: str, folder: Path, **options: Any) -> Any:
         return made.from_pretrained(str(folder), local_files_only=True, **options)
 
 
+def text_alone(module: nn.Module) -> nn.Module:
+    """Returns ``module``; of one that could read more than text, but has no encoder, its language model and head as
+    transformers' class for text alone, if there is one."""
+    import transformers
+
+    language: Any = getattr(module.base_model, "language_model", None)
+    classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    made_by = classes.get(type(getattr(language, "config", None)), None)
+    if made_by is None or not hasattr(module, "lm_head"):
+        return module
+    with TURNS.turn(), torch.device("meta"):
+        made: nn.Module = made_by(language.config).eval()
+    setattr(made, str(made.base_model_prefix), language)
+    made.lm_head = module.lm_head
+    return made
+
+
 @contextmanager
 def _errors(loader: str, folder: Path) -> Iterator[None]:
     """Raises the errors of `load_part` for those of transformers."""

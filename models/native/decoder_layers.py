@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from .by_layer import other_names as names_by_layer
 from .latent import other_names, query_name
 from .panels import Panels
 from .recipes import Recipe
@@ -83,6 +84,7 @@ class DecoderLayer:
             there = tuple(name for name in read if getattr(attention, name, None) is not None)
             made |= {"read": (attention, there), "out": (attention, (recipe.out,))}
             made |= {name: (attention, (name,)) for name in (other_names(attention) if recipe.latent else ())}
+        made |= {name: (self.module, (name,)) for name in names_by_layer(self.module)}
         if recurrent is not None:
             made |= {"enter": (recurrent.module, recurrent.enter), "leave": (recurrent.module, (recurrent.leave,))}
         if dense is not None:

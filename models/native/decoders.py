@@ -17,6 +17,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
+from .by_layer import LayerEmbeddings, pack_by_layer, unknown_by_layer
 from .decoder_layers import DecoderLayer, found
 from .latent import LatentWriter, unknown_latent
 from .library import ACTIVATIONS, Ending
@@ -130,6 +131,8 @@ class CausalDecoder:
         routers = [layer.router for layer in layers if layer.experts is not None]
         if any(_left(router) < router.top_k for router in routers):
             return "its experts are chosen from groups that have fewer"
+        if others := unknown_by_layer(base, layers[0].module):
+            return others
         if recipe.latent and (others := unknown_latent(layers[0].attention)):
             return others
         if getattr(config, "clip_qkv", None) is not None:
@@ -162,6 +165,7 @@ class CausalDecoder:
             answering: compute the answers; otherwise none are returned.
         """
         pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)  # the largest
+        pack_by_layer(self.module, self.base, int8=int8)
         return self.pack_layers(int8=int8, answering=answering)
 
     def pack_layers(self, *, int8: bool = False, answering: bool = False) -> list[Tensor]:
@@ -209,6 +213,7 @@ class ProgramWriter:
     positions: int
     program: Program = field(factory=Program, init=False)
     rooms: Rooms = field(init=False)
+    written: dict[str, int] = field(factory=dict, init=False)  # the last layer of each kind that has keys and values
 
     @rooms.default
     def _shared(self) -> Rooms:
@@ -224,6 +229,7 @@ class ProgramWriter:
         layers = list(self.decoder.layers)
         program.kept = max((each.kept for layer in layers if (each := layer.recurrent) is not None), default=0)
         hidden = self.enter()
+        entering = LayerEmbeddings.write(program, base, hidden)
         for index, layer in enumerate(layers):
             first, behind, second, last = layer.norms
             fed: dict[str, Any] = {"norm": self._norm(second), "activation": ACTIVATIONS[self.decoder.activation]}
@@ -237,6 +243,9 @@ class ProgramWriter:
                 self._add(inner, hidden, layer.panels()["narrow"], last, opened, scale=scale)
             if index < self.decoder.deeper:
                 program.add_given(hidden)
+            entering.write_layer(
+                index, layer.module, hidden, self.rooms("summand", config.hidden_size), fed["activation"]
+            )
         end, head = program.buffer(config.hidden_size), self.decoder.head
         final = self._norm(attrgetter(recipe.last_norm)(base))
         assert final is not None, "a decoder ends with a norm"
@@ -270,12 +279,15 @@ class ProgramWriter:
         if layer.attention is not None:
             read, attended = panels["read"], self.rooms("attended", panels["out"].inputs)
             attention = self._attention(index, layer)
-            split = self.rooms("split", attention.width if self.recipe.latent else read.outputs)
-            if self.recipe.latent:
+            split = self.rooms("split", max(attention.width, 0 if layer.recipe.latent else read.outputs))
+            if layer.recipe.latent:
                 self.latent.write(layer.attention, hidden, split, norm)
             else:
                 scale = float(getattr(layer.module, "attention_in_multiplier", 1.0))
                 program.linear(hidden, split, read, Ending.STORE, norm=norm, scale=scale)
+            if not layer.recipe.latent and read.outputs < attention.width:  # values are what keys were made of
+                first, own = attention.heads * attention.size, attention.kv_heads * attention.size
+                program.copy(split, split, own, first=first, place=first + own)
             program.attend(split, attended, attention)
             self._open(layer, split, attended, attention)
             made.append((attended, "out", float(getattr(layer.module, "attn_out_multiplier", 1.0))))
@@ -290,7 +302,7 @@ class ProgramWriter:
     def _open(self, layer: DecoderLayer, split: int, attended: int, attention: Attention) -> None:
         """Multiplies what is attended with its gates, if it has some: they are behind queries, keys and values."""
         first = attention.width
-        if self.recipe.latent or layer.panels()["read"].outputs == first:
+        if layer.recipe.latent or layer.panels()["read"].outputs <= first:
             return
         told: dict[str, Any] = {"activation": ACTIVATIONS["sigmoid"], "whole": not layer.recipe.opens_numbers}
         gate = Gate(heads=attention.heads, size=attention.size, first=first, **told)
@@ -391,14 +403,18 @@ class ProgramWriter:
         joined = (layer.panels()["read"].outputs - out.inputs) // 2  # queries, keys and values are one layer
         kv_heads, value_size = (keys[0].out_features if keys else joined) // size, size
         paired, turned_from = recipe.paired, 0
+        kind, reads = str(getattr(attention, "layer_type", "")), recipe.shares and not keys
+        if recipe.shares:
+            kv_heads, index = heads // attention.num_key_value_groups, self.written[kind] if reads else index
+            self.written[kind] = index
         if recipe.latent:
             size, kv_heads, turned_from = attention.qk_head_dim, heads, attention.qk_nope_head_dim
             paired = bool(getattr(config, "rope_interleave", paired))
         kinds = getattr(config, "layer_types", None) if recipe.by_kind else None
-        kind, turns = () if kinds is None else (kinds[index],), dict[str, Any]()
+        of_kind, turns = () if kinds is None else (kinds[index],), dict[str, Any]()
         if recipe.is_turned(attention):
             repeats = {"repeated": recipe.repeated, "once": recipe.once}
-            turns = turned(self.program, self.decoder.base, self.positions, *kind, **repeats)
+            turns = turned(self.program, self.decoder.base, self.positions, *of_kind, **repeats)
         query_gain = None if query_norm is None else gain_of(query_norm)
         return Attention(
             layer=index,
@@ -409,6 +425,8 @@ class ProgramWriter:
             turned_from=turned_from,
             scale=float(attention.scaling) * float(getattr(attention, "key_multiplier", 1.0)),
             paired=paired,
+            value_gain=torch.ones(value_size, dtype=torch.float32) if hasattr(attention, "v_norm") else None,
+            reads=reads,
             sinks=None if getattr(attention, "sinks", None) is None else plain(attention.sinks),
             window=self.decoder.windows[index] or 0,
             soft_cap=float(attention.attn_logit_softcapping or 0.0) if recipe.caps_scores else 0.0,

@@ -251,9 +251,8 @@ def _bias(modules: Sequence[Any]) -> Tensor | None:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-_FIXED = frozenset(
-    {"default", "linear", "llama3", "yarn", "proportional"}
-)  # rotary kinds that do not depend on a sequence's length
+_FIXED = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+"""Rotary kinds that do not depend on a sequence's length."""
 
 
 def is_known(linear: Any) -> bool:

@@ -440,9 +440,10 @@ class Program:
         return bool(self._operations) and self._operations[0].kind == Kind.LOOKUP
 
     @property
-    def adds_positions(self) -> bool:
-        """True if embeddings of positions are added to those of tokens. Then the program must be fed with tokens."""
-        return self.looks_up and bool(self._operations[0].shift)
+    def needs_tokens(self) -> bool:
+        """True if the program must be fed with tokens: it adds embeddings of positions to theirs, or looks up more."""
+        found = [one for one in self._operations if one.kind == Kind.LOOKUP]
+        return len(found) > 1 or (self.looks_up and bool(found[0].shift))
 
     @property
     def attends_to_all(self) -> bool:

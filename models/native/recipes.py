@@ -54,6 +54,8 @@ class Recipe:
         repeated: True: each cosine and sine of the model stands beside itself, not in two halves.
         once: True: each stands once.
         latent: True: queries, keys and values are made of latent ones, see `latent`.
+        shares: True: layers that have no keys and values read those of the last layer of their kind that has some;
+            values may be made of keys.
         together: True: the chances of a row's experts are divided by their sum, if the router does not say.
         by_kind: True: kinds of layers have different rotary positions.
         by_position: True: queries are multiplied with numbers that depend on their positions, as Llama 4's are.
@@ -91,6 +93,7 @@ class Recipe:
     repeated: bool = False
     once: bool = False
     latent: bool = False
+    shares: bool = False
     together: bool = True
     by_kind: bool = False
     by_position: bool = False
@@ -185,6 +188,8 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         evolve(_GEMMA2, norms=("input_layernorm", "", "pre_feedforward_layernorm", "")),
     ),
     "gemma3_text": ("Gemma3DecoderLayer", _GEMMA3),
+    "gemma4": ("Gemma4TextDecoderLayer", evolve(_GEMMA3, shares=True)),
+    "gemma4_text": ("Gemma4TextDecoderLayer", evolve(_GEMMA3, shares=True)),
     "helium": ("HeliumDecoderLayer", Recipe(paired=True)),
     "ernie4_5": ("Ernie4_5DecoderLayer", Recipe(paired=True)),
     "ernie4_5_moe": (

@@ -191,7 +191,7 @@ class Runner:
         if isinstance(fed, Tensor):
             shape = (count, self._program.widths[0])
             assert fed.shape == shape, f"inputs of {tuple(fed.shape)}; the plan is of {shape}"
-            assert not self._program.adds_positions, "the program adds embeddings of positions to those of tokens"
+            assert not self._program.needs_tokens, "the program looks up more than embeddings"
         else:
             assert self._program.looks_up, "the program is fed with embeddings"
             assert len(fed) == count, f"{len(fed)} tokens; the plan is of {count}"

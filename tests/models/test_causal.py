@@ -179,6 +179,16 @@ def make_more():
     sliding = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     latent = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
     latent = {**more, **ends, **latent, "v_head_dim": 12}
+    gemma4 = {
+        **more,
+        **ends,
+        **sliding,
+        "num_hidden_layers": 4,
+        "layer_types": 2 * sliding["layer_types"],
+        "head_dim": 8,
+    }
+    gemma4 |= {"global_head_dim": 16, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
+    gemma4 |= {"vocab_size_per_layer_input": 300}
     routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     kinds = {
         "deepseek_v2": t.DeepseekV2Config(
@@ -192,6 +202,8 @@ def make_more():
         "youtu": t.YoutuConfig(**latent, q_lora_rank=16),
         "granite_swa": t.GraniteSWAConfig(**more, **ends, **sliding, layer_rope_theta=[0, 1e4]),
         "granitemoe_swa": t.GraniteMoeSWAConfig(**more, **ends, **sliding, **local),
+        "gemma4": t.Gemma4Config(text_config=gemma4, vision_config=None, audio_config=None),
+        "gemma4_text": t.Gemma4TextConfig(**gemma4),
         "gpt_oss": t.GptOssConfig(**more, **ends, **sliding, **local, head_dim=8),
         "phi3": t.Phi3Config(**more, **ends),
         "qwen2": t.Qwen2Config(**more),
