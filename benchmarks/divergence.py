@@ -32,7 +32,7 @@ def distributions(model: str, text: str, tokens: int, **changes: str) -> tuple[l
     ids = blueprint.checkpoint.tokenizer(text, add_special_tokens=False).input_ids[:tokens]
     module, shape = blueprint.load(blueprint.files()).module, blueprint.checkpoint.shape
     program = CausalDecoder(module, module, shape.windows).program(len(ids))
-    pages = torch.zeros(shape.layers, 1, len(ids), 2 * shape.kv_heads * shape.head_dim, dtype=blueprint.kv_dtype)
+    pages = [torch.zeros(1, len(ids), layer.numbers, dtype=blueprint.kv_dtype) for layer in shape.kv]
     options = {"rows": 256, "positions": len(ids), "threads": torch.get_num_threads()}
     runner = Runner.open(Library.load(), program, pages, **options)
     rows = Rows(positions=range(len(ids)), chunks=[(len(ids), 0, 0, 0)], tables=[0], wanted=range(len(ids)))

@@ -75,7 +75,7 @@ class TextCheckpoint(ModuleCheckpoint):
     default_pooling: Pooling | None
     labels: tuple[str, ...]
     allowed: str = field(
-        default="decoders whose layers all have the same causal attention, full or in a sliding window; and encoders "
+        default="decoders whose layers have causal attention, full or in a sliding window; and encoders "
         "that do not read masked positions",
         repr=False,
     )
@@ -100,8 +100,8 @@ def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
     family = find_family(config)
     if reason := _reason(config, text, family) or _unread(config, architecture, family):
         raise UnsupportedModel(
-            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders whose layers all have the same causal "
-            "attention, full or within a sliding window; and encoders of texts"
+            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders whose layers have causal attention, "
+            "full or within a sliding window; and encoders of texts"
         )
     aligns = architecture.endswith(_ALIGN)
     if aligns and family is not None:

@@ -402,22 +402,17 @@ class ProgramWriter:
         size, keys = out.inputs // heads, layer.groups["read"][1:2]
         joined = (layer.panels()["read"].outputs - out.inputs) // 2  # queries, keys and values are one layer
         kv_heads, value_size = (keys[0].out_features if keys else joined) // size, size
-        paired, turned_from = recipe.paired, 0
+        paired, turned_from, pages = recipe.paired, 0, index
         kind, reads = str(getattr(attention, "layer_type", "")), recipe.shares and not keys
         if recipe.shares:
-            kv_heads, index = heads // attention.num_key_value_groups, self.written[kind] if reads else index
-            self.written[kind] = index
+            kv_heads = heads // attention.num_key_value_groups
+            self.written[kind] = pages = self.written[kind] if reads else index
         if recipe.latent:
             size, kv_heads, turned_from = attention.qk_head_dim, heads, attention.qk_nope_head_dim
             paired = bool(getattr(config, "rope_interleave", paired))
-        kinds = getattr(config, "layer_types", None) if recipe.by_kind else None
-        of_kind, turns = () if kinds is None else (kinds[index],), dict[str, Any]()
-        if recipe.is_turned(attention):
-            repeats = {"repeated": recipe.repeated, "once": recipe.once}
-            turns = turned(self.program, self.decoder.base, self.positions, *of_kind, **repeats)
         query_gain = None if query_norm is None else gain_of(query_norm)
         return Attention(
-            layer=index,
+            layer=pages,
             heads=heads,
             kv_heads=kv_heads,
             size=size,
@@ -435,8 +430,21 @@ class ProgramWriter:
             key_gain=None if key_norm is None else gain_of(key_norm),
             together=query_gain is not None and len(query_gain) != size,
             factors=self._factors() if recipe.by_position else None,
-            **turns,
+            **self._turns(layer, index),
         )
+
+    def _turns(self, layer: DecoderLayer, index: int) -> dict[str, Any]:
+        """Returns the arguments of `Attention` for rotary positions."""
+        recipe, config, base = layer.recipe, self.decoder.config, self.decoder.base
+        if not recipe.is_turned(layer.attention):
+            return {}
+        if recipe.by_theta:
+            theta = config.layer_rope_theta[index]
+            own = [one for one in base.rotary_embs if one.config.rope_parameters["rope_theta"] == theta]
+            return turned(self.program, base, self.positions, str(theta), rotary=own[0]) if own else {}
+        kinds = getattr(config, "layer_types", None) if recipe.by_kind else None
+        kind = () if kinds is None else (kinds[index],)
+        return turned(self.program, base, self.positions, *kind, repeated=recipe.repeated, once=recipe.once)
 
     def _factors(self) -> Tensor:
         """Returns the numbers by which queries are multiplied, float32 [positions]."""

@@ -385,7 +385,13 @@ def _rotary(base: Any) -> Any:
 
 
 def turned(
-    program: Program, base: Any, positions: int, *kind: str, repeated: bool = False, once: bool = False
+    program: Program,
+    base: Any,
+    positions: int,
+    *kind: str,
+    repeated: bool = False,
+    once: bool = False,
+    rotary: Any = None,
 ) -> dict[str, Any]:
     """Returns the arguments of `Attention` for the rotary positions of ``base``, if it has any, for one ``kind`` of
     layers if it is given. The program gets cosines and sines of each kind once.
@@ -393,12 +399,13 @@ def turned(
     Args:
         repeated: each number of the model stands beside itself, not in two halves.
         once: each number of the model stands once; cosines and sines may be the parts of complex numbers.
+        rotary: the module that has the positions of this ``kind`` alone; ``None``: that of ``base``.
     """
-    rotary = _rotary(base)
-    if rotary is None:
+    if _rotary(base) is None:
         return {}
     if kind not in program.tables:
-        numbers = rotary(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
+        asked = torch.empty(1, dtype=torch.float32), torch.arange(positions)[None]
+        numbers = _rotary(base)(*asked, *kind) if rotary is None else rotary(*asked)
         numbers = (numbers.real, numbers.imag) if isinstance(numbers, Tensor) else numbers
         half = numbers[0].shape[-1] // (1 if once else 2)
         cosines, sines = (plain(each[0, :, ::2] if repeated else each[0, :, :half]) for each in numbers)

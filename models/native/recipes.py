@@ -58,6 +58,7 @@ class Recipe:
             values may be made of keys.
         together: True: the chances of a row's experts are divided by their sum, if the router does not say.
         by_kind: True: kinds of layers have different rotary positions.
+        by_theta: True: each layer has its own frequency of rotary positions, or has none.
         by_position: True: queries are multiplied with numbers that depend on their positions, as Llama 4's are.
         positions: the embedding of positions, in the base model; empty: none.
         caps: True: logits may be capped.
@@ -96,6 +97,7 @@ class Recipe:
     shares: bool = False
     together: bool = True
     by_kind: bool = False
+    by_theta: bool = False
     by_position: bool = False
     positions: str = ""
     caps: bool = False
@@ -262,6 +264,8 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         "FalconH1DecoderLayer",
         evolve(_BAMBA, embeddings_by="embedding_multiplier", logits_by="lm_head_multiplier"),
     ),
+    "granite_swa": ("GraniteSWADecoderLayer", evolve(_GRANITE, by_theta=True)),
+    "granitemoe_swa": ("GraniteMoeSWADecoderLayer", evolve(_GRANITE_SHARED, by_theta=True)),
     "olmo2": ("Olmo2DecoderLayer", _BEHIND),
     "olmo3": ("Olmo3DecoderLayer", evolve(_BEHIND, by_kind=True)),
     "exaone4": (

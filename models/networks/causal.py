@@ -277,7 +277,7 @@ def _by_layer(decoder: Any, tokens: Tensor | Sequence[int], device: torch.device
     base = decoder.base_model
     if not getattr(base, "hidden_size_per_layer_input", None):
         return {}
-    return {"per_layer_inputs": base.get_per_layer_inputs(torch.as_tensor(tokens, device=device)[None], None)}
+    return {"per_layer_inputs": base.get_per_layer_inputs(torch.as_tensor(tokens, device=device)[None])}
 
 
 def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:

@@ -117,7 +117,7 @@ _TEXT: Mapping[str, tuple[str, str, Words, Mapping[str, Any]]] = {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "sliding_window": _WINDOW,
-            "swiglu_limit": 1.0,
+            "swiglu_limit": 0.5,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),

@@ -270,6 +270,9 @@ def check_decoder(answer, request, model):
     [
         ("llama", {}),
         ("gemma3", {}),
+        ("gemma4", {"speculation": Speculation(tokens=3)}),
+        ("gpt_oss", {}),
+        ("deepseek_v3", {}),
         ("llama", {"graphs": "eager"}),
         ("llama", {"speculation": Speculation(tokens=3)}),
     ],

@@ -113,6 +113,7 @@ def test_a_model_on_another_device_shares_what_is_shared(start):
     [
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized by mxfp4"),
         ({"attention_chunk_size": 8}, "chunks of 8 positions"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         ({"sliding_window": 16}, "with window=None, but config.json says 16"),
@@ -202,6 +203,9 @@ def make_more():
         "youtu": t.YoutuConfig(**latent, q_lora_rank=16),
         "granite_swa": t.GraniteSWAConfig(**more, **ends, **sliding, layer_rope_theta=[0, 1e4]),
         "granitemoe_swa": t.GraniteMoeSWAConfig(**more, **ends, **sliding, **local),
+        "gemma3n_text": t.Gemma3nTextConfig(
+            **{**gemma4, "intermediate_size": [64] * 4}, activation_sparsity_pattern=[0.0] * 4, laurel_rank=8
+        ),
         "gemma4": t.Gemma4Config(text_config=gemma4, vision_config=None, audio_config=None),
         "gemma4_text": t.Gemma4TextConfig(**gemma4),
         "gpt_oss": t.GptOssConfig(**more, **ends, **sliding, **local, head_dim=8),

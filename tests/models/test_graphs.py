@@ -65,7 +65,7 @@ def mixed_jobs(**changes):
 
 
 @BOTH
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "gemma4"])
 def test_recorded_steps_give_the_tokens_of_transformers(start, folder, family, place, mode):
     """Joining, leaving and starting again, over the borders of buckets in both directions; prefill and mixed steps
     between them are computed as they come."""

@@ -197,3 +197,29 @@ def test_what_a_layer_may_not_ask(asked, told):
     layer.sinks = asked.get("sinks")
     with pytest.raises(UnsupportedModel, match=told):
         attend_paged(*given, **{**usual, **{name: value for name, value in asked.items() if name != "sinks"}})
+
+
+def test_pages_of_all_layers_are_zeroed_and_copied_together():
+    """Whatever their widths; a layer that reads those of another has none of its own."""
+    wide, narrow = LayerKV(heads=2, size=4, value_size=3), LayerKV(heads=1, size=2, value_size=2)
+    layers = [wide, narrow, wide, LayerKV(heads=2, size=4, value_size=3, source=2)]
+    paged = PagedKV.allocate(layers=layers, pages=3, page_size=2, dtype=torch.float32, device=torch.device("cpu"))
+    keys, values = torch.randn(2, 2, 4), torch.randn(2, 2, 3)
+    for part in paged.parts():
+        part[:-1].fill_(torch.nan)
+    paged.enter(
+        [Chunk(sequence_id=0, start=0, length=2, page_table=(1,), cross_slot=None, samples=False)],
+    )
+    paged.write(2, torch.tensor([2, 3]), keys, values)
+    paged.write(3, torch.tensor([2, 3]), 0 * keys, 0 * values)
+    paged.copy([(1, 0)])
+    for layer in (2, 3):
+        found = paged.gather(layer, torch.tensor([0, 3]), 1)
+        assert all(
+            torch.equal(one[0, :, :2], told.transpose(0, 1)) for one, told in zip(found, (keys, values), strict=True)
+        )
+        assert not any(one[0, :, 2:].any() for one in found)
+    assert [(part[0].isnan().any().item(), part[2].isnan().all().item()) for part in list(paged.parts())[:3]] == [
+        (False, True)
+    ] * 3
+    assert [part.shape[-1] for part in paged.parts()] == [14, 4, 14, 0]
