@@ -258,7 +258,11 @@ def _unread(config: Any, architecture: str, family: Family | None) -> str | None
     told = getattr(transformers, architecture).input_modalities
     others = {told} - {"text"} if isinstance(told, str) else {*told} - {"text"}
     by_itself = not config.sub_configs and architecture.endswith("ForCausalLM")  # the language model of a larger one
-    if family is not None or by_itself or not others or config.model_type in _ALONE:
+    encoders = [
+        name for name in config.sub_configs if name != "text_config" and getattr(config, name, None) is not None
+    ]
+    left_out = bool(config.sub_configs) and not encoders  # such a checkpoint has the language model alone
+    if family is not None or by_itself or left_out or not others or config.model_type in _ALONE:
         return None
     return (
         f"reads {' and '.join(sorted(others))}, whose encoder would need a family of its own (supported: "

@@ -9,6 +9,7 @@ gates of attention's outputs, recurrent parts, and factors of embeddings, sums a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -219,6 +220,24 @@ class ProgramWriter:
     def _shared(self) -> Rooms:
         return Rooms(self.program)
 
+    @cached_property
+    def attentions(self) -> dict[int, Attention]:
+        """The attention of each layer that has one."""
+        layers = enumerate(self.decoder.layers)
+        return {index: self._attention(index, layer) for index, layer in layers if layer.attention is not None}
+
+    def _attended(self) -> tuple[int, int]:
+        """Returns the buffers of queries, keys, values and what else is made with them, and of what is attended. They
+        have room for those of each layer."""
+        layers = [
+            (layer, each) for index, layer in enumerate(self.decoder.layers) if (each := self.attentions.get(index))
+        ]
+        own = [0 if layer.recipe.latent else layer.panels()["read"].outputs for layer, _ in layers]
+        split = max(*own, *(each.width for _, each in layers))
+        return self.rooms("split", split), self.rooms(
+            "attended", max(layer.panels()["out"].inputs for layer, _ in layers)
+        )
+
     @property
     def latent(self) -> LatentWriter:
         """The writer of latent attention."""
@@ -277,9 +296,8 @@ class ProgramWriter:
         the matrix that reads the buffer, and the factor of what comes out."""
         program, panels, recurrent, made = self.program, layer.panels(), layer.recurrent, list[tuple[int, str, float]]()
         if layer.attention is not None:
-            read, attended = panels["read"], self.rooms("attended", panels["out"].inputs)
-            attention = self._attention(index, layer)
-            split = self.rooms("split", max(attention.width, 0 if layer.recipe.latent else read.outputs))
+            read, attention = panels["read"], self.attentions[index]
+            split, attended = self._attended()
             if layer.recipe.latent:
                 self.latent.write(layer.attention, hidden, split, norm)
             else:
