@@ -34,6 +34,8 @@ def _families() -> dict[str, Family]:
         "qwen2_5_vl": QwenVision("Qwen2_5_VLForConditionalGeneration"),
         "qwen3_vl": QwenVision("Qwen3VLForConditionalGeneration"),
         "qwen3_vl_moe": QwenVision("Qwen3VLMoeForConditionalGeneration"),
+        "qwen3_5": QwenVision("Qwen3_5ForConditionalGeneration"),
+        "qwen3_5_moe": QwenVision("Qwen3_5MoeForConditionalGeneration"),
         "paddleocr_vl": QwenVision("PaddleOCRVLForConditionalGeneration"),
         "glm_ocr": QwenVision("GlmOcrForConditionalGeneration"),
         "gemma3": Gemma3(),

@@ -30,7 +30,6 @@ from .layer_sizes import DIFFERING, RECURRENT, WITHOUT_KV, layer_sizes
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _STATE = "a state of the request beside its pages"
-_ALONE = {"qwen3_5": "Qwen3_5ForCausalLM", "qwen3_5_moe": "Qwen3_5MoeForCausalLM"}  # read without their encoders
 _ENDLESS = 1 << 17  # positions of a model that names no limit: a state has the same size after any number of them
 _CHOSEN = "attention to positions that each row chooses"
 _JOINED = "keys and values that stand for several positions"
@@ -121,7 +120,7 @@ def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
     return TextCheckpoint(
         folder=folder,
         architecture=architecture,
-        loader=_ALONE.get(config.model_type, architecture) if classifies or not pools else "AutoModel",
+        loader=architecture if classifies or not pools else "AutoModel",
         family=family,
         config=config,
         shape=shape,
@@ -262,7 +261,7 @@ def _unread(config: Any, architecture: str, family: Family | None) -> str | None
         name for name in config.sub_configs if name != "text_config" and getattr(config, name, None) is not None
     ]
     left_out = bool(config.sub_configs) and not encoders  # such a checkpoint has the language model alone
-    if family is not None or by_itself or left_out or not others or config.model_type in _ALONE:
+    if family is not None or by_itself or left_out or not others:
         return None
     return (
         f"reads {' and '.join(sorted(others))}, whose encoder would need a family of its own (supported: "

@@ -82,8 +82,6 @@ def _load_private(
 
         config = load_part("AutoConfig", folder)
         made = getattr(transformers, _base_class(config) if loader == "AutoModel" else loader)
-        if loader != "AutoModel" and not isinstance(config, made.config_class):  # the part of a model that reads text
-            config = config.get_text_config()
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
     if stored is not None:
         weights = {name: one for path in find_weights(folder) for name, one in stored_tensors(path, stored).items()}

@@ -256,6 +256,16 @@ _INTERLEAVED = {
     "rope_parameters": {"rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
     "head_dim": 16,
 }
+_PLAIN_VISION = {name: value for name, value in _DEEP.items() if name != "deepstack_visual_indexes"}
+_RECURRENT = {  # a layer with the gated delta rule, and one with attention
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {**_INTERLEAVED["rope_parameters"], "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _TOWER = {
     "hidden_size": 32,
@@ -405,6 +415,7 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "qwen2_5_vl": partial(_qwen_vision, "Qwen2_5_VL", _WINDOWED),
     "qwen3_vl": partial(_qwen_vision, "Qwen3VL", _DEEP, **_INTERLEAVED),
     "qwen3_vl_moe": partial(_qwen_vision, "Qwen3VLMoe", _DEEP, **_INTERLEAVED, **_EXPERTS),
+    "qwen3_5": partial(_qwen_vision, "Qwen3_5", _PLAIN_VISION, **_RECURRENT),
     "gemma3_vision": _gemma3_vision,
     "llava": _llava,
     "idefics3": partial(_tiled, "Idefics3"),

@@ -33,6 +33,7 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_5": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3_vision": "<start_of_image>",
     "llava": "<image>",
     "idefics3": "<image>",
@@ -54,6 +55,7 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", {"video_processor": None}),
     "qwen3_vl": ("Qwen3VLProcessor", {"video_processor": None}),
     "qwen3_vl_moe": ("Qwen3VLProcessor", {"video_processor": None}),
+    "qwen3_5": ("Qwen3VLProcessor", {"video_processor": None}),
     "gemma3_vision": ("Gemma3Processor", {"image_seq_length": 9}),
     "llava": (
         "LlavaProcessor",
@@ -71,6 +73,7 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _MODULES = {  # of processors
     "qwen3_vl_moe": "qwen3_vl",
+    "qwen3_5": "qwen3_vl",
     "gemma3_vision": "gemma3",
     "mistral3": "pixtral",
     "glm_ocr": "glm46v",

@@ -40,6 +40,7 @@ CASES = [
     ("llava", {}),
     ("qwen3_vl", {}),
     ("gemma3_vision", {}),
+    ("qwen3_5", {}),
     *((name, {}) for name in IMAGE_MAKERS),
     ("smolvlm", {"quantization": "int8"}),
     ("qwen3_asr", {"quantization": "int8"}),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import UnsupportedModel
@@ -23,10 +22,8 @@ from triolet.models.native.recipes import FAMILIES
 from triolet.models.native.recurrent import DeltaNet, StateSpace
 from triolet.models.native.runner import Runner
 
-from ..checkpoints.checkpoints import random_model
-from ..checkpoints.drawn import draw_model, tiny_config
+from ..checkpoints.drawn import draw_model
 from ..checkpoints.words import LLAMA
-from .texts import Driver, Job, generate, noise
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -133,18 +130,3 @@ def test_a_model_that_the_library_does_not_compute_is_refused(
     with pytest.raises(UnsupportedModel, match=f"has recurrent layers, which only the native library .*{told}"):
         executor.open()
     executor.close()
-
-
-def test_a_model_that_also_reads_images_opens_for_texts(tmp_path: Path) -> None:
-    """Qwen3.5's checkpoints have an encoder of images, whose weights are not read."""
-    text = {**tiny_config("qwen3_5_text").to_dict(), "vocab_size": 300}
-    text["rope_parameters"]["mrope_section"] = [1, 1, 0]
-    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 48}
-    model = random_model(Qwen3_5ForConditionalGeneration, Qwen3_5Config(text_config=text, vision_config=vision), 0)
-    model.save_pretrained(tmp_path)
-    LLAMA.make().save_pretrained(tmp_path)
-    executor = TorchExecutor(tmp_path, CONFIG)
-    driver = Driver(executor, executor.open())
-    (found,) = driver.run(Job(prompt=noise(30, 1), chunk=7, max_tokens=8))
-    executor.close()
-    assert found.tokens == generate(model, noise(30, 1), 8)
