@@ -12,6 +12,7 @@ from .added import KyutaiSpeech, VoxtralRealtime
 from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
+from .lfm2_vl import Lfm2Vl
 from .pictures import GotOcr, InternVL, LightOnOcr, Pixtral
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Gemma3, Llava, QwenVision, Tiled
@@ -40,6 +41,7 @@ def _families() -> dict[str, Family]:
         "glm_ocr": QwenVision("GlmOcrForConditionalGeneration"),
         "gemma3": Gemma3(),
         "internvl": InternVL(),
+        "lfm2_vl": Lfm2Vl(),
         "mistral3": Pixtral(),
         "got_ocr2": GotOcr(),
         "lighton_ocr": LightOnOcr(),

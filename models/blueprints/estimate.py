@@ -210,6 +210,8 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
         found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
     text = isinstance(blueprint, TextBlueprint)
     first = ("decoder.layers.0.", "decoder.block.0.")
+    if text:
+        stored = {name: one for name, one in stored.items() if not any(part in name for part in _ENCODERS)}
     layers = [(f"layers.{index}.", f"h.{index}.") for index in range(blueprint.decoder.layers)] if text else [first]
     widths = [_widths(stored, *names) for names in layers]
     between, largest = max(every for every, _ in widths), max(one for _, one in widths)

@@ -226,7 +226,7 @@ class CausalNetwork(Network):
         embeddings = functional.pad(embeddings, (0, self.family.deeper(self.model.module.config) * width))
         for feed, row in zip(feeds, starts, strict=True):
             _place(embeddings, row, feed, outputs, added=self.family.added)
-        return embeddings.split(width, 1)
+        return torch.split(embeddings, width, 1)
 
     def _position_ids(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
         """Returns the positions [1, rows], or [3, 1, rows] if the family has positions in three dimensions."""

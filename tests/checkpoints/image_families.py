@@ -4,6 +4,7 @@ checkpoints."""
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ _LIGHTON = _named(
 _PADDLE = _named(
     LLAMA.with_media(*_PAGE_MARKS, media="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
     image_token="<|IMAGE_PLACEHOLDER|>",
+)
+_LFM_MARKS = ("<|image_start|>", "<|image_end|>", "<image>", "<|img_thumbnail|>")
+_LFM = QWEN.with_media(
+    *_LFM_MARKS,
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+    media="<image>",
 )
 _GLM = QWEN.with_media(*_GLM_MARKS, media="<|begin_of_image|><|image|><|end_of_image|>")
 
@@ -163,8 +170,37 @@ def _glm_ocr(folder: Path, seed: int) -> None:
     _save(folder, seed, "GlmOcr", config, tokenizer, ("glm46v", "Glm46V"), **sizes)
 
 
+def _lfm2_vl(folder: Path, seed: int) -> None:
+    """Writes a checkpoint that cuts an image of more than 2,048 pixels into up to 4 tiles with 4 embeddings each, and
+    reads the whole image, too. Its decoder has a layer with a convolution."""
+    tokenizer = _LFM.make()
+    config = classes().Lfm2VlConfig(
+        text_config={
+            "model_type": "lfm2",
+            **text_settings(tokenizer),
+            "block_multiple_of": 32,
+            "layer_types": ["conv", "full_attention"],
+        },
+        vision_config={
+            "model_type": "siglip2_vision_model",
+            **_SIZES,
+            "patch_size": 8,
+            "num_patches": 16,
+            "vision_use_head": False,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        projector_hidden_size=64,
+        tie_word_embeddings=False,
+    )
+    save_checkpoint(folder, random_model(classes().Lfm2VlForConditionalGeneration, config, seed), tokenizer)
+    sizes = {"encoder_patch_size": 8, "tile_size": 32, "min_image_tokens": 1, "max_image_tokens": 4, "max_tiles": 4}
+    settings = {**sizes, "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "Lfm2VlImageProcessorFast"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
 IMAGE_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "internvl": _internvl,
+    "lfm2_vl": _lfm2_vl,
     "mistral3": _mistral3,
     "lighton_ocr": _lighton,
     "got_ocr2": _got_ocr,

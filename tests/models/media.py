@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import asdict, frozen
 from PIL import Image
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from triolet.models.architectures.families import Family, find_family
+from triolet.models.architectures.lfm2_vl import TiledPatches
 from triolet.models.architectures.prompts import MediaPreparer
 from triolet.models.checkpoints.loading import read_tokenizer
 
@@ -39,6 +40,7 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "idefics3": "<image>",
     "smolvlm": "<image>",
     "internvl": "<IMG_CONTEXT>",
+    "lfm2_vl": "<image>",
     "mistral3": "[IMG]",
     "lighton_ocr": "<|image_pad|>",
     "got_ocr2": "<img><imgpad></img>",
@@ -64,6 +66,7 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "idefics3": ("Idefics3Processor", {"image_seq_len": 4}),
     "smolvlm": ("SmolVLMProcessor", {"image_seq_len": 4, "video_processor": None}),
     "internvl": ("InternVLProcessor", {"image_seq_length": 4, "video_processor": None}),
+    "lfm2_vl": ("Lfm2VlProcessor", {}),
     "mistral3": ("PixtralProcessor", {"patch_size": 8, "spatial_merge_size": 2}),
     "lighton_ocr": ("LightOnOcrProcessor", {"patch_size": 8, "spatial_merge_size": 2}),
     "got_ocr2": ("GotOcr2Processor", {}),
@@ -176,14 +179,38 @@ def make_processor(name: str, folder: Path) -> Any:
 
     class Processor(wanted):  # type: ignore[misc, valid-type]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+            if argument is None or isinstance(argument, Tiles):
+                return None
+            return super().check_argument_for_proper_class(argument_name, argument)
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if name == "qwen2_audio":
         part = {"feature_extractor": AutoFeatureExtractor.from_pretrained(folder)}
+    elif name == "lfm2_vl":
+        part = {"image_processor": Tiles(TiledPatches.read(folder))}
     else:
         part = {"image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil")}
     return Processor(**part, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **options)
+
+
+class Tiles:
+    """LFM2-VL's image processor, as its processor calls it. transformers' own needs torchvision; where this is
+    installed, its patches are the same, bit by bit."""
+
+    def __init__(self, settings: TiledPatches) -> None:
+        self.settings = settings
+        for name, value in asdict(settings).items():
+            setattr(self, name, value)
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Any, **_: Any) -> Any:
+        made = [self.settings([image]) for image in images[0]]
+        told = {name: torch.cat([one[name] for one in made]) for name in made[0] if name != "grid"}
+        rows, columns = zip(*(one["grid"] for one in made), strict=True)
+        sizes = [(one["spatial_shapes"][-1] * self.settings.encoder_patch_size).tolist() for one in made]
+        return {**told, "image_rows": rows, "image_cols": columns, "image_sizes": sizes}
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
