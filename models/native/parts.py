@@ -411,7 +411,7 @@ def turned(
         cosines, sines = (plain(each[0, :, ::2] if repeated else each[0, :, :half]) for each in numbers)
         program.tables[kind] = {"table": len(program.turns), "turned": 2 * half}
         program.turns.append((cosines, sines))
-        program.axes = _axes_of(rotary, half, repeated=repeated)
+        program.axes = _axes_of(rotary or _rotary(base), half, repeated=repeated)
     return program.tables[kind]
 
 
