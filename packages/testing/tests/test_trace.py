@@ -85,6 +85,10 @@ MORE = {
         "no state shared",
         [*TWO, changes(0, {"r": (1,)}, kept=(3,)), changes(1, {"other": (3,)})],
     ),
+    "a state that its own request keeps": (
+        "no state shared",
+        [*TWO, changes(0, {"r": (1,)}, kept=(1,))],
+    ),
     "a kept state that is not written yet": (
         "no state shared",
         [*TWO, changes(0, {"r": (1,)}, kept=(3,)), changes(1, {"other": (2,)}, sources=(3,))],

@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import initialize, invariant, rule
 
+from triolet.core.plan import Chunk, Keep
 from triolet.core.planning.states import StatePool
-from triolet.core.recurrent import BeamStates
+from triolet.core.recurrent import BeamStates, OwnState
 
 from ..machines import Machine
 
@@ -173,3 +174,35 @@ def test_each_beam_has_a_state_of_its_own_that_has_read_its_tokens(size: int, ch
         beams = [(*beam, 10 * number + index) for index, beam in enumerate(beams)]
         held.update(zip(own, beams, strict=True))
     assert states.enter(table) == (), "a copy is made once"
+
+
+@given(
+    cached=st.sampled_from((0, 4)),
+    steps=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8),
+)
+def test_a_sequences_state_has_read_each_of_its_tokens_once_and_no_wrong_draft(
+    cached: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """A device feeds the chunks that `OwnState` says. Each step has new tokens, draft tokens, and how many are right.
+    The token at a position is its number, a wrong one -1; every state is kept."""
+    own, position = OwnState(), cached
+    held: dict[int, tuple[int, ...]] = {0: (), 9: tuple(range(cached))}  # what each state has read
+    for new, proposed, accepted in steps:
+        keeps = tuple(Keep(at, 10 + at) for at in range(position + 1, position + new + 4))
+        part = Chunk(0, position, new, (), None, samples=True, draft_tokens=proposed, states=(0, 1), keeps=keeps)
+        copy = own.enter(part, 9 if cached else None)
+        if copy is not None:
+            held[copy[1]] = held[copy[0]]
+        fed, right = own.fed(part, proposed), position + new + min(accepted, proposed)
+        end = position + new + proposed
+        assert {keep.position for keep in fed.keeps} == set(range(position + 1, end + 1))
+        assert fed.start + fed.length == end
+        state = held[fed.states[0]]
+        for at in range(fed.start, fed.start + fed.length):
+            state = (*state, at if at < right else -1)
+            held.update({keep.state: state for keep in fed.keeps if keep.position == at + 1})
+        held[fed.states[0]] = state
+        own.leave(right=right == end)
+        for at in range(position + 1, right + 1):
+            assert held[10 + at] == tuple(range(at)), "what is kept has read what comes before it"
+        position = right
