@@ -47,7 +47,7 @@ from .sampler import Sampler
 from .sampling.beams import Search
 from .sampling.rules import ConstantBans
 from .sampling.structure import Grammars
-from .speculation import HeadProposer, Proposer
+from .speculation import HeadProposer, LookupProposer, Proposer
 
 _HOST = torch.device("cpu")
 
@@ -195,18 +195,27 @@ class TorchExecutor:
             constant=ConstantBans(vocabulary),
             eos_token_ids=checkpoint.eos_token_ids,
         )
-        speculation = self.config.speculation_for(blueprint.kind, self._device)
         self._open = _Open(
             parts=parts,
             outputs=outputs,
             grammars=grammars,
             sampler=sampler,
-            proposer=None if speculation is None else blueprint.proposer(speculation, parts, own),
+            proposer=self._proposer(blueprint, parts),
             token_bytes=cache(lambda: TokenBytes(tokenizer())),
         )
         forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors {forgotten} have no owner: whoever holds them is to be own()ed"
         return blueprint
+
+    def _proposer(self, blueprint: Blueprint, parts: Parts) -> Proposer | None:
+        """Returns the proposer of draft tokens; ``None``: none are proposed."""
+        speculation = self.config.speculation_for(blueprint.kind, self._device)
+        if speculation is None:
+            return None
+        head = blueprint.take_drafts(parts, self._stack.own)
+        if head is None:
+            return LookupProposer(match=speculation.match)
+        return HeadProposer(head=head, most=speculation.most_running)
 
     def _release(self) -> None:
         """Releases what `_take` allocated, even if some releases raise. Parked weights stay. On the CPU they are the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,9 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 from ..core.plan import Chunk, SampledToken
-from .memory.kv import PagedKV
+from .blueprints.blueprint import DraftParts
 from .memory.rows import Rows
 from .native.draws import Draw
-from .native.runner import Runner
 from .networks.network import Drafted, Feed, Record
 from .sampling.lookup import Lookup
 
@@ -60,15 +59,10 @@ class HeadProposer:
     pages. Beside more sequences than ``most`` it reads nothing: what it then finds later is worse, and so is refused.
 
     Args:
-        runner: the program of the head.
-        paged: the keys and values of the head.
-        norm: the norm behind the model's last layer.
         most: the most sequences of a step that the head reads.
     """
 
-    runner: Runner
-    paged: PagedKV
-    norm: Callable[[Tensor], Tensor]
+    head: DraftParts
     most: int
 
     def start(self, record: Record) -> None:
@@ -82,7 +76,7 @@ class HeadProposer:
         """
         if len(feeds) > self.most:
             return
-        states, parts, ends, row = self.norm(torch.cat(list(hidden))), list[_Part](), list[_Part](), 0
+        states, parts, ends, row = self.head.norm(torch.cat(list(hidden))), list[_Part](), list[_Part](), 0
         for feed, one in zip(feeds, sampled, strict=True):
             start, length = feed.part.start, feed.part.length
             tokens = feed.record.tokens[start + 1 : start + 1 + length - len(feed.proposed) + len(one.accepted)]
@@ -122,11 +116,11 @@ class HeadProposer:
         """Feeds the head. Returns for each part, whose one row is ``wanted``, the likeliest token behind its token, and
         the head's hidden state."""
         chunks = [part.chunk for part in parts]
-        rows = Rows.of(chunks, [(index, 0) for index in range(len(parts))] if wanted else (), self.paged.page_size)
+        rows = Rows.of(chunks, [(index, 0) for index in range(len(parts))] if wanted else (), self.head.paged.page_size)
         tokens = [token for part in parts for token in part.tokens]
         states = torch.cat([part.states for part in parts]).float()
-        chosen = self.runner.choose(states, rows, [Draw()] * len(parts) if wanted else (), tokens=tokens)
-        hidden = self.runner.last_hidden(len(chosen)).numpy()
+        chosen = self.head.runner.choose(states, rows, [Draw()] * len(parts) if wanted else (), tokens=tokens)
+        hidden = self.head.runner.last_hidden(len(chosen)).numpy()
         return [(one.token, hidden[index]) for index, one in enumerate(chosen)]
 
 

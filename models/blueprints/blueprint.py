@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ...core import log_lines
-from ...core.config import EngineConfig, Speculation
+from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
 from ...core.model import Kind, ModelDescription
 from ..architectures.items import ItemSettings
@@ -43,7 +43,6 @@ from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from ..networks.whisper_network import WhisperAligner
-from ..speculation import LookupProposer, Proposer
 from ..speech.known import with_speech
 from .comparison import LONGEST, compare_decoder, compare_items
 from .passed import PassedComparisons, comparison_key
@@ -70,6 +69,21 @@ class Parts:
     cross: CrossKV | FrameSlots | None = None
     states: RecurrentStates | None = None
     aligner: WhisperAligner | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class DraftParts:
+    """The parts of a draft head.
+
+    Args:
+        runner: its program.
+        paged: its keys and values, in pages with the numbers of the model's pages.
+        norm: the norm behind the model's last layer.
+    """
+
+    runner: Runner
+    paged: PagedKV
+    norm: Callable[[Tensor], Tensor]
 
 
 @frozen(kw_only=True, eq=False)
@@ -228,9 +242,10 @@ class Blueprint:
         last and released first."""
         return network
 
-    def proposer(self, speculation: Speculation, parts: Parts, own: Own) -> Proposer:  # noqa: ARG002
-        """Returns the proposer of draft tokens. It is allocated after all that `take` and `hasten` return."""
-        return LookupProposer(match=speculation.match)
+    def take_drafts(self, parts: Parts, own: Own) -> DraftParts | None:  # noqa: ARG002
+        """Allocates what the checkpoint's draft head needs besides its weights, after all that `take` and `hasten`
+        return; ``None``: it has no draft head that the native library computes."""
+        return None
 
     def prove(self, network: Network) -> None:
         """Raises `UnsupportedModel` if the loaded model does not compute as expected."""

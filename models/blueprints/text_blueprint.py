@@ -11,19 +11,19 @@ from typing import Any, Self
 from attrs import evolve, frozen
 from torch import nn
 
-from ...core.config import Speculation
 from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.model import Kind, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.graphs import GraphManager, find_recorder
+from ..checkpoints.draft_weights import read_draft_weights
 from ..checkpoints.loading import load_module, text_alone
 from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.kv import PagedKV
 from ..native.decoders import CausalDecoder
-from ..native.draft_head import DraftDecoder, DraftHead, read_draft_head
+from ..native.draft_head import DraftDecoder, DraftHead, make_draft_head
 from ..native.encoders import TextEncoder
 from ..native.runner import Runner
 from ..native.towers import Tower, known_tower
@@ -31,8 +31,7 @@ from ..networks.causal import CausalDecode, CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
-from ..speculation import HeadProposer, Proposer
-from .blueprint import NATIVE_ROWS, ModuleBlueprint, Own, Parts
+from .blueprint import NATIVE_ROWS, DraftParts, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder, refusal_of, refused
 
 _DRAFT_HEAD = "draft_head"
@@ -101,7 +100,8 @@ class TextBlueprint(ModuleBlueprint):
         """Adds the checkpoint's draft head to ``module``, if there is one and draft tokens are wanted."""
         if self.kind is not Kind.DECODER or self.config.speculation_for(self.kind, str(self.device)) is None:
             return
-        head = read_draft_head(module, self._language(module), self.checkpoint.folder, self.dtype)
+        stored = read_draft_weights(self.checkpoint.folder, self.dtype)
+        head = make_draft_head(module, self._language(module), stored)
         if isinstance(head, str):
             self.log_drafts(head)
         else:
@@ -118,22 +118,17 @@ class TextBlueprint(ModuleBlueprint):
         told = "the draft head of %s proposes no tokens, but the text does: %s"
         logging.getLogger("triolet").debug(told, self.checkpoint.architecture, why_not)
 
-    def proposer(self, speculation: Speculation, parts: Parts, own: Own) -> Proposer:
+    def take_drafts(self, parts: Parts, own: Own) -> DraftParts | None:
         module, network = parts.model.module, parts.network
         head = getattr(module, _DRAFT_HEAD, None)
-        if head is None or network.native is None or not isinstance(parts.paged, PagedKV):
-            return super().proposer(speculation, parts, own)
+        if head is None or network.native is None:
+            return None
         layer = self.decoder.kv[head.config.layer_types.index("full_attention")]
         sizes = {"pages": self.chosen.pages, "page_size": self.config.page_size}
         paged = PagedKV.allocate(layers=(layer,), **sizes, dtype=self.kv_dtype, device=self.device)
         runner = self.open_runner(DraftDecoder(head).program(self.positions), own("draft_kv", paged))
         norm = self._language(module).base_model.norm
-        return HeadProposer(
-            runner=own("native", runner),
-            paged=paged,
-            norm=lambda rows: norm(rows.to(self.dtype)),
-            most=speculation.most_running,
-        )
+        return DraftParts(runner=own("native", runner), paged=paged, norm=lambda rows: norm(rows.to(self.dtype)))
 
     def check_kv_dtype(self, why_not: str | None) -> None:
         if self.keeps_kv or self.kv_dtype == self.dtype:

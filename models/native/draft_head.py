@@ -8,23 +8,19 @@ begin with their frequent tokens, and the whole matrix is a third of a small mod
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from attrs import define, evolve
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..checkpoints.files import find_weights
 from .decoders import CausalDecoder, ProgramWriter
 from .library import Ending
 from .panels import PANEL, Panels
 from .parts import norm_of, pack_linears
 from .program import Program
 
-_PREFIX = "mtp."
 FREQUENT = 32_768
 """The most tokens that a head chooses from, a multiple of `PANEL`."""
 
@@ -82,9 +78,9 @@ class DraftHead(nn.Module):
         return normed
 
 
-def read_draft_head(module: Any, language: Any, folder: Path, dtype: torch.dtype) -> DraftHead | str:
-    """Returns the draft head of the checkpoint in ``folder``, or the reason why there is none, as text."""
-    weights = _read(folder, dtype)
+def make_draft_head(module: Any, language: Any, stored: Mapping[str, Tensor]) -> DraftHead | str:
+    """Returns the draft head with the weights that a checkpoint has ``stored``, or the reason why there is none."""
+    weights, dtype = dict(stored), language.base_model.dtype
     if not weights:
         return "the checkpoint has none"
     kinds = list(getattr(language.base_model.config, "layer_types", None) or ())
@@ -104,20 +100,6 @@ def read_draft_head(module: Any, language: Any, folder: Path, dtype: torch.dtype
         return f"it has other weights than a layer of the model: {', '.join(odd[:3])}"
     head.load_state_dict(named)
     return head.eval()
-
-
-def _read(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the weights of the draft head by their names in it, in memory of their own."""
-    found: dict[str, Tensor] = {}
-    for path in find_weights(folder):
-        if path.suffix != ".safetensors":
-            continue
-        with safe_open(path, framework="pt") as file:
-            own = [name for name in file.keys() if name.startswith(_PREFIX)]  # noqa: SIM118  (not a mapping)
-            found |= {
-                re.sub(f"^{re.escape(_PREFIX)}", "", name): file.get_tensor(name).to(dtype, copy=True) for name in own
-            }
-    return found
 
 
 @define(eq=False)

@@ -12,9 +12,10 @@ import transformers
 
 import triolet
 from triolet import EngineConfig, SamplingParams, Speculation
+from triolet.models.checkpoints.draft_weights import read_draft_weights
 from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.models.native import draft_head
-from triolet.models.native.draft_head import DraftHead, read_draft_head
+from triolet.models.native.draft_head import DraftHead, make_draft_head
 from triolet.models.native.library import Library
 from triolet.models.networks.network import Feed
 from triolet.models.speculation import HeadProposer
@@ -56,7 +57,7 @@ async def test_a_head_proposes_what_transformers_computes(tmp_path: Path, monkey
     async with triolet.Engine(folder, config=config) as engine:  # a prompt takes several steps
         await engine.generate("a cat on the mat and the dog in the hat", sampling=LONG)
     module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    head = read_draft_head(module, module, folder, torch.float32)
+    head = make_draft_head(module, module, read_draft_weights(folder, torch.float32))
     assert isinstance(head, DraftHead)
     assert len(asked) > 3, "a head whose tokens are wrong pauses, but not for ever"
     with torch.inference_mode():
@@ -84,7 +85,7 @@ async def test_drafts_change_no_token(right: bool, most: int, tmp_path: Path) ->
     """Among others, with too few pages and states, in steps shorter than prompts."""
     make_drafting(tmp_path, right=right)
     module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    reference = Reference(name="qwen3_5", folder=tmp_path, module=module, tokenizer=read_tokenizer(tmp_path))
+    reference = Reference(name="qwen3_5_text", folder=tmp_path, module=module, tokenizer=read_tokenizer(tmp_path))
     asks = sorted(reference.asks(5) * 2, key=lambda ask: -ask.priority)
     drafts = Speculation(tokens=DRAFTS, most_running=most)
     async with triolet.Engine(tmp_path, config=scarce(reference, asks, speculation=drafts)) as engine:

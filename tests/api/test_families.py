@@ -25,7 +25,8 @@ from .scarcity import ask_until_preempted, settled
 
 TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral", "granite", "cohere2", "gpt2")
 WIDE = ("gemma4", "gpt_oss", "deepseek_v3")  # shared keys and values, sinks, values of another width
-RECURRENT = ("lfm2", "qwen3_next", "qwen3_5", "mamba2")  # states beside pages, or alone
+RECURRENT = ("lfm2", "qwen3_next", "qwen3_5_text", "mamba2")  # states beside pages, or alone
+STATES = (*RECURRENT, "qwen3_5", "lfm2_vl")  # the last two read images
 WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
 
 
@@ -123,7 +124,7 @@ def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.Engine
             largest = max(largest, sum({item.key: item.size for item in prepared.items}.values()))
             tokens = prepared.token_ids
         longest = max(longest, len(tokens) + ask.tokens)
-    if reference.name in RECURRENT:
+    if reference.name in STATES:
         blueprint = read_blueprint(reference.folder, triolet.EngineConfig(dtype="float32"))
         numbers = state_numbers(blueprint, stored_shapes(blueprint))
         more["state_bytes"] = 5 * RecurrentStates.bytes_of(numbers)
@@ -146,7 +147,7 @@ async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: 
     asks = sorted(reference.asks(count) * 2, key=lambda ask: -ask.priority)
     async with triolet.Engine(reference.folder, config=scarce(reference, asks)) as engine:
         await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=6)
-        for _ in range(2 if reference.name in RECURRENT else 0):  # beside others all states may be those of sequences
+        for _ in range(2 if reference.name in STATES else 0):  # beside others all states may be those of sequences
             longest = max(asks, key=lambda ask: len(ask.prompt))
             assert (await reference.ask(engine, longest)).token_ids == reference.generate(longest)
         statistics = await settled(engine)

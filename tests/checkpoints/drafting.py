@@ -40,6 +40,6 @@ def add_draft_head(folder: Path, *, right: bool = False, seed: int = 3) -> None:
 
 def make_drafting(folder: Path, *, right: bool = False) -> Path:
     """Writes a checkpoint with a draft head to ``folder``, and returns it."""
-    make_checkpoint("qwen3_5", folder)
+    make_checkpoint("qwen3_5_text", folder)
     add_draft_head(folder, right=right)
     return folder

@@ -177,7 +177,7 @@ _TEXT: Mapping[str, tuple[str, str, Words, Mapping[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
-    "qwen3_5": (
+    "qwen3_5_text": (
         "Qwen3_5ForCausalLM",
         "Qwen3_5TextConfig",
         QWEN,
