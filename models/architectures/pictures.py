@@ -90,7 +90,9 @@ class GotOcr(Pictures):
         return {"crop_to_patches": False}
 
     def written(self, config: Any, payload: Mapping[str, Tensor], token: str) -> str:
-        side = payload["pixel_values"].shape[-1] // config.vision_config.patch_size // 4  # two convolutions halve it
+        side: int = (
+            payload["pixel_values"].shape[-1] // config.vision_config.patch_size // 4
+        )  # two convolutions halve it
         return token * side**2
 
 

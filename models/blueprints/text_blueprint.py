@@ -89,8 +89,8 @@ class TextBlueprint(ModuleBlueprint):
                 answers = decoder.pack(int8=int8, answering=not self.has_passed("experts"))
             if answers:
                 self.compare_items(module, partial(list, answers), decoder.answers, "experts")
-            if hasattr(module, _DRAFT_HEAD):
-                DraftDecoder(module.draft_head).pack(int8=int8)
+            if isinstance(drafts := getattr(module, _DRAFT_HEAD, None), DraftHead):
+                DraftDecoder(drafts).pack(int8=int8)
         elif decoder is not None:
             decoder.pack(int8=int8)
         elif int8:
@@ -120,14 +120,15 @@ class TextBlueprint(ModuleBlueprint):
 
     def take_drafts(self, parts: Parts, own: Own) -> DraftParts | None:
         module, network = parts.model.module, parts.network
-        head = getattr(module, _DRAFT_HEAD, None)
+        head: DraftHead | None = getattr(module, _DRAFT_HEAD, None)
         if head is None or network.native is None:
             return None
         layer = self.decoder.kv[head.config.layer_types.index("full_attention")]
         sizes = {"pages": self.chosen.pages, "page_size": self.config.page_size}
         paged = PagedKV.allocate(layers=(layer,), **sizes, dtype=self.kv_dtype, device=self.device)
-        runner = self.open_runner(DraftDecoder(head).program(self.positions), own("draft_kv", paged))
-        norm = self._language(module).base_model.norm
+        program = DraftDecoder(head).program(max(LONGEST, self.positions))
+        base: Any = self._language(module).base_model
+        runner, norm = self.open_runner(program, own("draft_kv", paged)), base.norm
         return DraftParts(runner=own("native", runner), paged=paged, norm=lambda rows: norm(rows.to(self.dtype)))
 
     def check_kv_dtype(self, why_not: str | None) -> None:

@@ -104,7 +104,7 @@ class PagedKV:
         told = self.layers[layer]
         part = self._parts[layer if told.source is None else told.source]
         gathered = part.index_select(0, table).view(count, -1, part.shape[-1])
-        keys, values = gathered.split((told.heads * told.size, told.heads * told.value_size), -1)
+        keys, values = torch.split(gathered, [told.heads * told.size, told.heads * told.value_size], -1)
         return (
             keys.view(*keys.shape[:2], told.heads, told.size).transpose(1, 2),
             values.view(*values.shape[:2], told.heads, told.value_size).transpose(1, 2),

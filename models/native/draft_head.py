@@ -133,7 +133,7 @@ class DraftDecoder:
 @define(eq=False)
 class _DraftWriter(ProgramWriter):
     def enter(self) -> int:
-        head: DraftHead = self.decoder.module
+        head: Any = self.decoder.module
         program, embedding, width = self.program, head.get_input_embeddings(), head.config.hidden_size
         given, words, hidden = (program.buffer(width) for _ in range(3))
         program.look_up(words, embedding.panels(), embedding.scale)
