@@ -53,6 +53,9 @@ PRINTED = {
         *("50 tokens in int8: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
         *("50 tokens in bfloat16: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
     ],
+    "draft_heads.py --shape tiny --rounds 1 --tokens 12": [
+        r"tiny, 12 tokens: without [\d.]+ s, with drafts [\d.]+ s, "
+    ],
     "shapes.py tiny --rounds 1 --prompt 20": [
         r"tiny, 1 row: the library \d+\.\d+ ms, transformers \d+\.\d+ ms, ",
         r"tiny, 8 rows: ",
