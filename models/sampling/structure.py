@@ -170,7 +170,14 @@ class Guide:
         read = self._matcher.try_consume_tokens(new)
         self._read += new[:read]
         self.error = self._told()
+        stuck = read < len(new) and not self.error and not self._matcher.is_accepting()  # else it may be an end-of-text
+        if stuck and self._allows(new[read]):  # llguidance 1.9.1, of added tokens
+            self.error = f"{_CANNOT}: it has the text of token {new[read]}, which it cannot read; leave that text out"
         return read == len(new) and not self.error
+
+    def _allows(self, token: int) -> bool:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        return token // 8 < len(bits) and bool(bits[token // 8] >> token % 8 & 1)
 
     def _go_back(self, length: int) -> None:
         """Goes back to the state that has read ``length`` tokens."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from attrs import evolve
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken
 
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import LogitRules, SamplingParams, Structure
@@ -20,6 +21,7 @@ from triolet.models.sampling.grammar import exact, grammar_of
 from triolet.models.sampling.rules import SamplerInput
 from triolet.models.sampling.structure import Grammars, Guide, Tried, fault_of
 
+from ..checkpoints.words import QWEN
 from .conftest import Ids, make_tokenizer
 from .texts import sample_tokens
 
@@ -375,3 +377,18 @@ def test_an_excluded_whole_number_is_outside_though_the_other_bound_begins_like_
     for text, allowed in ((outside, False), (inside, True)):
         matcher = LLMatcher(LLTokenizer("byte"), grammar)
         assert (matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()) == allowed
+
+
+def test_a_token_that_is_allowed_and_then_refused_is_an_error() -> None:
+    """llguidance 1.9.1 allows only the token that a tokenizer has added for a text in angle brackets, and refuses it
+    then. All that came behind it would be free."""
+    tokenizer = QWEN.make()
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    grammars = Grammars(lambda: tokenizer, len(tokenizer), (tokenizer.eos_token_id,))
+    guide, token = grammars.guide(Structure(kind="regex", text="<think>abc")), len(tokenizer) - 1
+    assert guide is not None
+    bits = guide.allowed([])
+    assert bits is not None
+    assert bits[token // 8] >> token % 8 & 1
+    assert guide.allowed([token]) is None
+    assert f"it has the text of token {token}" in guide.error
