@@ -115,6 +115,13 @@ class HeadProposer:
     def _read(self, parts: Sequence[_Part], *, wanted: bool = True) -> list[tuple[int, Any]]:
         """Feeds the head. Returns for each part, whose one row is ``wanted``, the likeliest token behind its token, and
         the head's hidden state."""
+        if not wanted:
+            return self._read_together(parts, wanted=False)
+        most = self.head.runner.rows  # the runner has the last hidden states of one call alone
+        cut = [parts[start : start + most] for start in range(0, len(parts), most)]
+        return [one for some in cut for one in self._read_together(some, wanted=True)]
+
+    def _read_together(self, parts: Sequence[_Part], *, wanted: bool) -> list[tuple[int, Any]]:
         chunks = [part.chunk for part in parts]
         rows = Rows.of(chunks, [(index, 0) for index in range(len(parts))] if wanted else (), self.head.paged.page_size)
         tokens = [token for part in parts for token in part.tokens]

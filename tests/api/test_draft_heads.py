@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+import trio
 
 import triolet
 from triolet import EngineConfig, SamplingParams, Speculation
+from triolet.models.blueprints.text_blueprint import TextBlueprint
 from triolet.models.checkpoints.draft_weights import read_draft_weights
 from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.models.native import draft_head
@@ -106,3 +108,29 @@ async def test_bytes_of_a_head_have_owners(tmp_path: Path) -> None:
     assert held[True]["weights"] > held[False]["weights"]
     assert held[True]["draft_kv"] > 0
     assert "draft_kv" not in held[False]
+
+
+async def test_a_step_may_have_more_sequences_than_a_call_has_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = TextBlueprint.open_runner
+    monkeypatch.setattr(TextBlueprint, "open_runner", partialmethod(plain, rows=2))
+    texts = list[list[tuple[int, ...]]]()
+    make_drafting(tmp_path, right=True)
+    for speculation in (None, Speculation(tokens=DRAFTS)):
+        config = EngineConfig(device="cpu", dtype="float32", max_positions=64, speculation=speculation)
+        found = dict[str, tuple[int, ...]]()
+
+        async def ask(prompt: str, engine: triolet.Engine, found: dict[str, tuple[int, ...]] = found) -> None:
+            sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+            found[prompt] = (await engine.generate(prompt, sampling=sampling)).token_ids
+
+        async with triolet.Engine(tmp_path, config=config) as engine:
+            async with trio.open_nursery() as nursery:
+                for prompt in ("a cat", "the mat", "a dog", "the hat", "on that"):
+                    nursery.start_soon(ask, prompt, engine)
+            requests = (await settled(engine)).requests
+        assert not requests.failed_steps
+        assert (requests.tokens_accepted > 20) == (speculation is not None)
+        texts.append([found[prompt] for prompt in sorted(found)])
+    assert texts[0] == texts[1]
