@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
-from ...core.model import Kind, ModelDescription
+from ...core.model import Kind, LayerKV, ModelDescription
 from ..architectures.items import ItemSettings
 from ..checkpoints.files import is_mapped
 from ..checkpoints.lengths import lengths_of
@@ -97,6 +97,7 @@ class Blueprint:
     dtype: torch.dtype  # the dtype that the model computes in
     checkpoint: Checkpoint | ModuleCheckpoint
     state_numbers: int = 0  # of a recurrent state; known, as the budget is, when the weights are loaded
+    drafts: LayerKV | None = None  # keys and values of the draft head; known as early
     budget: Budget | None = None
     fingerprint: str = ""  # of the weights, once they have been read
 
@@ -143,6 +144,7 @@ class Blueprint:
             positions=self.positions,
             page_size=self.config.page_size,
             state=RecurrentStates.bytes_of(self.state_numbers),
+            draft=0 if self.drafts is None else self.drafts.numbers * size * self.config.page_size,
         )
 
     @property

@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 
 from ...core.config import EngineConfig
 from ...core.plan import DeviceMemory
+from ..checkpoints.draft_weights import PREFIX
 from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
 from ..checkpoints.whisper_checkpoint import WhisperShape
@@ -112,6 +113,8 @@ def estimate_context(
     """Returns what `estimate` returns, and `Blueprint.context`, for the memory that ``measure`` finds."""
     read = read_blueprint(model, config)
     stored = stored_shapes(read)
+    if isinstance(read, TextBlueprint) and any(name.startswith(PREFIX) for name in stored):
+        read = evolve(read, drafts=read.draft_layer)
     weights = weight_bytes(read, stored) + ODDS
     read = evolve(read, state_numbers=state_numbers(read, stored))
     blueprint = read.sized(weights + read.state_bytes, measure)
@@ -126,6 +129,7 @@ def estimate_context(
             "encoder_outputs": config.encoder_cache_bytes if encodes(blueprint) else 0,
             "encoder_states": blueprint.state_bytes,
             "recurrent_states": budget.states * sizes.state,
+            "draft_kv": (budget.pages + 1) * sizes.draft,
         },
     )
     return memory, blueprint.context()
@@ -157,7 +161,9 @@ def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
     found: dict[str, StoredShape] = {}
     for path in find_weights(blueprint.checkpoint.folder):
         found.update((name, StoredShape(one.shape, one.dtype)) for name, one in open_weights(path).items())
-    return {name: one for name, one in found.items() if not (left_out and name.startswith(left_out))}
+    drafts = isinstance(blueprint, TextBlueprint) and blueprint.wants_drafts and may_be_native(blueprint)
+    unread = tuple(one for one in (left_out, "" if drafts else PREFIX) if one)
+    return {name: one for name, one in found.items() if not name.startswith(unread)}
 
 
 def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:

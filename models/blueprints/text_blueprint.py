@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from torch import nn
 
 from ...core.errors import InvalidRequest, UnsupportedModel
-from ...core.model import Kind, ModelDescription
+from ...core.model import Kind, LayerKV, ModelDescription
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.graphs import GraphManager, find_recorder
@@ -96,9 +96,20 @@ class TextBlueprint(ModuleBlueprint):
         elif int8:
             quantize_modules(module, self._language(module))
 
+    @property
+    def wants_drafts(self) -> bool:
+        """True if draft tokens are wanted."""
+        return self.kind is Kind.DECODER and self.config.speculation_for(self.kind, str(self.device)) is not None
+
+    @property
+    def draft_layer(self) -> LayerKV | None:
+        """The keys and values of the layer that a draft head has; ``None``: the model has no layer like it."""
+        kinds = list(getattr(self.checkpoint.config.get_text_config(), "layer_types", None) or ())
+        return self.decoder.kv[kinds.index("full_attention")] if "full_attention" in kinds else None
+
     def _read_drafts(self, module: Any) -> None:
         """Adds the checkpoint's draft head to ``module``, if there is one and draft tokens are wanted."""
-        if self.kind is not Kind.DECODER or self.config.speculation_for(self.kind, str(self.device)) is None:
+        if not self.wants_drafts:
             return
         stored = read_draft_weights(self.checkpoint.folder, self.dtype)
         head = make_draft_head(module, self._language(module), stored)
@@ -121,11 +132,10 @@ class TextBlueprint(ModuleBlueprint):
     def take_drafts(self, parts: Parts, own: Own) -> DraftParts | None:
         module, network = parts.model.module, parts.network
         head: DraftHead | None = getattr(module, _DRAFT_HEAD, None)
-        if head is None or network.native is None:
+        if head is None or self.drafts is None or network.native is None:
             return None
-        layer = self.decoder.kv[head.config.layer_types.index("full_attention")]
         sizes = {"pages": self.chosen.pages, "page_size": self.config.page_size}
-        paged = PagedKV.allocate(layers=(layer,), **sizes, dtype=self.kv_dtype, device=self.device)
+        paged = PagedKV.allocate(layers=(self.drafts,), **sizes, dtype=self.kv_dtype, device=self.device)
         program = DraftDecoder(head).program(max(LONGEST, self.positions))
         base: Any = self._language(module).base_model
         runner, norm = self.open_runner(program, own("draft_kv", paged)), base.norm
@@ -171,13 +181,14 @@ class TextBlueprint(ModuleBlueprint):
         return module if family is None else family.text(module)
 
     def measured(self, model: Any) -> Self:
+        known = evolve(self, drafts=self.draft_layer if hasattr(model.module, _DRAFT_HEAD) else None)
         if not self.checkpoint.shape.recurrent:
-            return self
+            return known
         decoder = self.native_decoder(model.module)
         if isinstance(decoder, str):
             told = f"has recurrent layers, which only the native library computes, and it does not: {decoder}"
             raise refusal_of(self.checkpoint, told)
-        return evolve(self, state_numbers=decoder.program(LONGEST).state)
+        return evolve(known, state_numbers=decoder.program(LONGEST).state)
 
     def take(self, own: Own, model: Any) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape

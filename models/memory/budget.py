@@ -62,6 +62,7 @@ class KVSizes:
     positions: int  # of the longest sequence
     page_size: int  # positions of a page
     state: int = 0  # bytes of a recurrent state; 0: the model has none
+    draft: int = 0  # bytes that a draft head has for each page; 0: there is none
 
     @property
     def full(self) -> int:
@@ -72,6 +73,11 @@ class KVSizes:
     def usual(self) -> int:
         """Number of pages of a sequence of usual length."""
         return -(-min(self.positions, _USUAL_POSITIONS) // self.page_size)
+
+    @property
+    def whole_page(self) -> int:
+        """Bytes of a page, with those of the draft head."""
+        return self.page + self.draft
 
 
 @frozen(kw_only=True)
@@ -98,10 +104,10 @@ class Budget:
         left = available.most - (0 if config.state_bytes else states * own.state)
         share = left // _SELF_SHARE if own.slot else left
         if available.shortens and own.full > 1 and not (config.max_positions or config.self_kv_bytes):
-            fitting = max(_LEAST_POSITIONS, (share // own.page - 1) * own.page_size)
+            fitting = max(_LEAST_POSITIONS, (share // own.whole_page - 1) * own.page_size)
             own = evolve(own, positions=min(own.positions, fitting))
         pages, slots = _configured(config, own)
-        pages = pages or max(own.full, min(config.max_running * own.usual, share // own.page - 1))
+        pages = pages or max(own.full, min(config.max_running * own.usual, share // own.whole_page - 1))
         if own.slot and not slots:
             slots = max(1, min(config.max_running, (available.most - share) // own.slot))
         budget = cls(pages=pages, slots=slots, positions=own.positions, states=states)
@@ -110,7 +116,7 @@ class Budget:
 
     def bytes_of(self, sizes: KVSizes) -> int:
         """Returns the bytes of these pages, slots and states, the page of zeros included."""
-        return (self.pages + 1) * sizes.page + self.slots * sizes.slot + self.states * sizes.state
+        return (self.pages + 1) * sizes.whole_page + self.slots * sizes.slot + self.states * sizes.state
 
 
 def check_sizes(config: EngineConfig, own: KVSizes) -> None:
@@ -144,7 +150,7 @@ def _configured(config: EngineConfig, own: KVSizes) -> tuple[int, int]:
 
 def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available: Available) -> None:
     """Raises `DeviceOutOfMemory` if the chosen numbers exceed the free memory. Configured bytes are not checked."""
-    pages = 0 if config.self_kv_bytes else (budget.pages + 1) * sizes.page
+    pages = 0 if config.self_kv_bytes else (budget.pages + 1) * sizes.whole_page
     needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
     needed += 0 if config.state_bytes else budget.states * sizes.state
     if available.free is not None and needed > available.free:

@@ -37,6 +37,13 @@ def test_real_models_take_what_their_weights_take():
     assert base.slots >= 8
 
 
+def test_the_pages_of_a_draft_head_are_part_of_the_room():
+    room = Available.on_cpu(weights=538_060_032, free=24 * GIB)
+    drafting = evolve(SMOL, draft=SMOL.page // 2)
+    assert taken(drafting, room).bytes_of(drafting) <= 538_060_032
+    assert taken(drafting, room).pages == (taken(SMOL, room).pages + 1) * 2 // 3 - 1
+
+
 def test_a_large_room_is_not_filled():
     """Enough for `max_running` sequences of the usual length is enough."""
     room = Available(most=100 * GIB, free=200 * GIB)

@@ -16,6 +16,7 @@ from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
 
+from ..checkpoints.drafting import make_drafting
 from ..checkpoints.families import make_checkpoint
 from ..checkpoints.frame_families import FRAME_MAKERS
 from ..checkpoints.image_families import IMAGE_MAKERS
@@ -112,6 +113,19 @@ def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(folder, name, 
     assert thought.by_owner["cross_kv"] == found.get("cross_kv", 0)
     native = found.get("native", 0)
     assert native <= thought.by_owner["native"] <= native + (1 << 20)
+
+
+@pytest.mark.parametrize("speculation", ["auto", None])
+def test_a_draft_head_counts_where_draft_tokens_are_wanted(tmp_path, speculation):
+    config = EngineConfig(device="cpu", dtype="float32", threads=1, max_positions=64, speculation=speculation)
+    model = make_drafting(tmp_path)
+    thought, found = estimate(model, config), held(model, config)
+    assert thought.by_owner["draft_kv"] == found.get("draft_kv", 0)
+    assert (thought.by_owner["draft_kv"] > 0) == (speculation is not None)
+    assert thought.total >= sum(found.values())
+    weights = thought.by_owner["weights"] - ODDS
+    assert found["weights"] - 10_000 <= weights <= found["weights"] * 1.06
+    assert found["native"] <= thought.by_owner["native"]
 
 
 def test_a_head_that_is_stored_beside_the_embedding_that_it_is_counts_once(folder, tmp_path):
