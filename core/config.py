@@ -53,11 +53,13 @@ ELSEWHERE = {
 class Speculation:
     """The settings of speculative decoding (Leviathan et al. 2023, "Fast inference from transformers via speculative
     decoding"). The text itself proposes the tokens that followed an earlier occurrence of its last tokens (Saxena 2023,
-    "Prompt lookup decoding").
+    "Prompt lookup decoding"). If the checkpoint has a draft head (Qwen3.5) that the native library computes, the head
+    proposes them.
 
     Args:
         tokens: the largest number of draft tokens of a sequence in one step, 1 to 64.
         match: the largest number of last tokens to look up in the text, 1 to 32. If they do not occur, fewer are tried.
+            A draft head has no use for it.
         most_running: no draft tokens are proposed while more sequences than this run. The rows of draft tokens cost
             almost nothing beside one sequence, but as much as other tokens beside many.
 
@@ -171,8 +173,8 @@ class EngineConfig:
             the checkpoint. The format of tool calls is then found in this text. ``None``: the checkpoint's own.
         speculation: propose several draft tokens and check them in one step. The generated tokens stay the same; if
             torch computes the model, except for ties that rounding decides, as in batches of other sizes. ``"auto"``:
-            decoders on the CPU propose from the text itself, while one sequence runs alone. A sequence whose draft
-            tokens are wrong goes without them for up to 15 tokens. ``None``: off.
+            decoders on the CPU propose from the text itself, or by their draft head, while one sequence runs alone. A
+            sequence whose draft tokens are wrong goes without them for up to 15 tokens. ``None``: off.
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, with a
             scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32

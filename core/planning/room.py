@@ -54,7 +54,7 @@ class Room:
         if limits.states and sequence.beams > limits.states:
             return RequestTooLarge(
                 f"{beams} needs a recurrent state for each beam; allowed: up to {limits.states}, all that the engine "
-                "has. Give fewer beams, or a larger EngineConfig(max_running=...)"
+                "has. Give fewer beams, or a larger EngineConfig(state_bytes=...)"
             )
         if sequence.beams > limits.max_step_tokens:
             return RequestTooLarge(
