@@ -43,9 +43,8 @@ static inline bool is_routed(const Operation& o, const Model& m, int64_t from, i
 }
 
 static inline int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t state_numbers(const Operation& o) {
-    const int64_t columns = (int64_t)o.heads * panels_of(o.size) * PANEL;
-    return columns > MOST ? columns : columns * o.distance_count;
+static inline int64_t state_numbers(const Operation& o) {  // of `is_recurrent` ones, whose heads * size is at most MOST
+    return (int64_t)o.heads * panels_of(o.size) * PANEL * o.distance_count;
 }
 
 // Of recurrences, whose states `stated` checks, and of gates

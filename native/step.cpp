@@ -378,7 +378,7 @@ void route(const float* logits, const Operation& o, float* weights, int32_t* ask
         asked[i] = (int32_t)all[i].expert;
         together += weights[i] = chance(asked[i]);
     }
-    for (int i = 0; o.together && i < chosen; i++) weights[i] /= std::max(together, o.epsilon);
+    for (int i = 0; o.together && i < chosen; i++) weights[i] /= std::max(together, o.epsilon) + o.cap;
 }
 
 // The strength and the decay of each head of a row, in place

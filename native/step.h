@@ -70,7 +70,7 @@ struct Operation {
     // RECALL: ``size`` numbers of the state of a row's chunk. LSTM: of a row's gates [4][size], and the hidden and cell
     // state [2][size] of its chunk, which change; writes the hidden state (Hochreiter and Schmidhuber 1997)
     // ROUTE: chooses `heads` of `kv_heads` experts for each row, the likeliest by the logits in ``from``, and writes their
-    // chances (of a softmax, or SIGMOID's), likeliest first; if ``together``, as parts of their own sum, or of ``epsilon`` where that is more. To choose,
+    // chances (of a softmax, or SIGMOID's), likeliest first; if ``together``, as parts of their own sum, or of ``epsilon`` where that is more, plus ``cap``. To choose,
     // ``gain`` [kv_heads] is added to the chances, if there is some. All operations choose as many of as many. Of more
     // than one of `column` groups of experts, `place` are chosen first, by the sums of their `ahead` best
     // EXPERTS: as LINEAR, by the experts that were last chosen, which have as many panels each, one after the other, and

@@ -352,6 +352,7 @@ class ProgramWriter:
             apart=self.recipe.apart,
             together=getattr(router, "norm_topk_prob", self.recipe.together),
             least=getattr(router, "norm_min", 0.0),
+            more=self.recipe.more,
             added=None if added is None else plain(added.flatten()),
             groups=_groups(router)[0],
             groups_asked=_groups(router)[1],

@@ -269,6 +269,7 @@ class Program:
         apart: bool,
         together: bool,
         least: float,
+        more: float,
         added: Tensor | None,
         groups: int = 1,
         groups_asked: int = 1,
@@ -278,12 +279,12 @@ class Program:
 
         Args:
             source: the buffer of logits. Chances are their softmax; if experts are ``apart``, the sigmoid of each.
-            together: divide the chances by their sum, or by ``least`` if that is more.
+            together: divide the chances by their sum, or by ``least`` if that is more; and by ``more`` beside it.
             added: float32 [count], added to all chances only to choose; ``None``: nothing is.
             groups: the number of groups of experts, side by side, of which ``groups_asked`` are chosen first, by the
                 sum of the ``best`` chances in each.
         """
-        told = {"together": int(together), "epsilon": least, "gain": self._kept(added)}
+        told = {"together": int(together), "epsilon": least, "cap": more, "gain": self._kept(added)}
         told |= {"column": groups, "place": groups_asked, "ahead": best}
         told["activation"] = ACTIVATIONS["sigmoid" if apart else "silu"]
         self._add(kind=Kind.ROUTE, source=source, to=to, heads=asked, kv_heads=count, **told)

@@ -44,6 +44,7 @@ class Recipe:
         correction: the numbers of the router, or of the feed-forward part, that are added to chances only to choose, if
             there are some.
         apart: True: the chance of each expert is the sigmoid of its logit.
+        more: what is added to that sum.
         gated: True: it has gates.
         norms: the norms of attention: before it, and before its sum; the norms of the feed-forward part likewise.
             Empty: none.
@@ -96,6 +97,7 @@ class Recipe:
     latent: bool = False
     shares: bool = False
     together: bool = True
+    more: float = 0.0
     by_kind: bool = False
     by_theta: bool = False
     by_position: bool = False
@@ -236,7 +238,7 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     ),
     "granitemoehybrid": ("GraniteMoeHybridDecoderLayer", evolve(_GRANITE_SHARED, recurrent="mamba")),
     "lfm2": ("Lfm2DecoderLayer", _LFM2),
-    "lfm2_moe": ("Lfm2MoeDecoderLayer", evolve(_LFM2, apart=True, correction="expert_bias")),
+    "lfm2_moe": ("Lfm2MoeDecoderLayer", evolve(_LFM2, apart=True, correction="expert_bias", more=1e-6)),
     "lfm3": (
         "Lfm3DecoderLayer",
         evolve(

@@ -7,7 +7,7 @@ import copy
 import functools
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -33,6 +33,8 @@ from triolet.core.errors import EngineError
 from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import CausalDecoder
 from triolet.models.native.library import Library
+from triolet.models.native.program import Program
+from triolet.models.native.recurrences import Recurrence
 from triolet.models.native.runner import Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
@@ -244,6 +246,21 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
 
 
+def test_experts_that_are_all_unlikely_weigh_what_they_do_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LFM2 adds a number to the sum of their chances, which then counts."""
+    changed, draw = copy.deepcopy(module("lfm2_moe")), random.Random(3)
+    with torch.inference_mode():
+        changed.model.embed_tokens.weight.add_(9.0)
+        for layer in changed.model.layers[1:]:
+            layer.feed_forward.gate.weight.mul_(0.2).sub_(0.07)
+    monkeypatch.setattr(f"{__name__}.module", lambda _: changed)
+    with fed("lfm2_moe") as one:
+        (sequence,) = sequences_of([20], draw)
+        expected = whole("lfm2_moe", sequence.tokens)
+        (found,) = one.all_of([sequence], draw)
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
 @settings(max_examples=max(40, settings().max_examples // 2 - 200))
 @given(
     name=st.sampled_from(list(CONFIGS)),
@@ -310,3 +327,17 @@ def test_a_chunk_without_a_state_is_refused() -> None:
     told = Told(tokens=(3, 4), pages=(0,), cuts=(2,))
     with fed("qwen3_5") as one, pytest.raises(EngineError, match="refuses a step of 2 rows: slot"):
         one.feed([(told, 0, 2)], [])
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_program_whose_states_are_too_small_does_not_open(short: int) -> None:
+    """However many columns they have."""
+    heads, depth, program = 1 << 19 | 1, 2, Program()
+    source, made, gates, _ = (program.buffer(width) for width in (2 * depth + heads, heads, 2 * heads, 16))
+    numbers = torch.ones(heads, dtype=torch.float32)
+    told: dict[str, Any] = {"heads": heads, "groups": 1, "size": 1, "depth": depth, "first": 0, "delta": True}
+    program.recur(source, made, gates, Recurrence(**told, decay=numbers, shift=numbers))
+    program.state -= short
+    with pytest.raises(AssertionError, match="an operation would leave") if short else nullcontext():
+        pages = [torch.empty(1, PAGE, 0, dtype=torch.float32)]
+        Runner.open(loaded(), program, pages, rows=1, positions=1, threads=1).release()

@@ -284,6 +284,11 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
         plan.add(wish);
     }
     for (int i = m.pages ? draw.upto(0, 2) : 0; i--;) plan.copies.insert(plan.copies.end(), {2 * i, 2 * i + 1});
+    for (int row = 0; made.state && m.pages && row < rows; row++)
+        for (int i = draw.one_in(4) ? draw.upto(1, 2) : 0; i--;) {
+            plan.saved_rows.push_back(row);
+            plan.saved.push_back(draw.one_in(40) ? nullptr : state);
+        }
     if (draw.one_in(2)) plan.seen.clear();
     step = plan.step(draw.of({WHOLE, WHOLE, HEADLESS, HEAD}));
     if (!plan.seen.empty()) plan.seen.resize(m.most_rows), step.seen = plan.seen.data();
@@ -319,12 +324,12 @@ int broken_plans(uint32_t seed, int count) {
         for (int j = 0; j < m.most_rows * made.widths[0]; j++) opened.buffers[0].data[j] = draw.value();
         const Step whole = step;
         std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables,
-                                          &plan.wanted,    &plan.tokens, &plan.types, &plan.seen};
+                                          &plan.wanted,    &plan.tokens, &plan.types, &plan.seen, &plan.saved_rows};
         int32_t* counts[] = {&step.rows, &step.wanted_count, &step.chunk_count, &step.table_size, &step.part};
         const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count, whole.rows, whole.rows,
-                            step.seen ? whole.rows : 0};
+                            step.seen ? whole.rows : 0, whole.save_count};
         for (int changes = draw.upto(0, 3); changes--;) {
-            const int which = draw.upto(0, 6);
+            const int which = draw.upto(0, 7);
             const bool counted = draw.one_in(3) || !used[which];
             int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
             number = other(draw, number);
@@ -333,8 +338,8 @@ int broken_plans(uint32_t seed, int count) {
             Draw& d = draw.of({&plan.draws.front(), &plan.draws.back()})[0];
             int32_t* numbers[] = {&d.choice, &d.edits, &d.edit_count, &d.bans, &d.ban_count, &d.found, &d.found_count,
                                   &d.asked, &d.allowed, &d.timestamps};
-            int32_t* all[] = {&step.edit_count, &step.ban_count, &step.found_count, &step.allowed_size, &step.copy_count};
-            int32_t &number = *numbers[draw.upto(0, 9)], &extent = *all[draw.upto(0, 4)];
+            int32_t* all[] = {&step.edit_count, &step.ban_count, &step.found_count, &step.allowed_size, &step.copy_count, &step.save_count};
+            int32_t &number = *numbers[draw.upto(0, 9)], &extent = *all[draw.upto(0, 5)];
             if (draw.one_in(2)) number = other(draw, number);
             else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
             if (!plan.edits.empty() && draw.one_in(3)) plan.edits.back().token = other(draw, plan.edits.back().token);
