@@ -23,6 +23,7 @@ from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.layers import LayerRequest
 from ..checkpoints.loading import untried
 from ..checkpoints.modules import ModuleCheckpoint
+from ..checkpoints.turns import TURNS
 from ..linear.modules import exactly
 from ..memory.encoder_outputs import EncoderOutputs
 from ..native.recurrent import KINDS, DeltaNet
@@ -197,15 +198,17 @@ def _opened(open_native: Callable[[Any], Runner], network: ComparedNetwork) -> I
 @contextmanager
 def refused(refusal: Callable[[str], UnsupportedModel], module: nn.Module, by: str) -> Iterator[None]:
     """Turns the errors of a ``module`` into a ``refusal`` that names the class of the layer, and says ``by`` what it is
-    computed. The error itself is the refusal's cause. Errors of memory or of the device pass unchanged."""
-    try:
-        yield
-    except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
-    except Exception as error:  # modules raise many kinds: wrapped, not hidden
-        if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for this error
+    computed. The error itself is the refusal's cause. Errors of memory or of the device pass unchanged. Transformers
+    does not advise other packages meanwhile: its own functions of recurrent layers are for the comparison alone."""
+    with TURNS.quiet():
+        try:
+            yield
+        except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        raise refusal(f"cannot be computed {by}: its {_failing(module, error)} fails{untried()}") from error
+        except Exception as error:  # modules raise many kinds: wrapped, not hidden
+            if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for this error
+                raise
+            raise refusal(f"cannot be computed {by}: its {_failing(module, error)} fails{untried()}") from error
 
 
 def _failing(module: nn.Module, error: Exception) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from attrs import evolve
 
 from triolet.core.config import EngineConfig
@@ -115,6 +117,29 @@ def test_the_comparison_is_passed_by_what_is_right(
         executor = TorchExecutor(folders[kind], config)
         executor.open()
         executor.close()
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "qwen3_next"])
+def test_an_engine_that_opens_does_not_advise_packages_that_it_does_not_use(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Transformers warns once in a process that its own functions are slow, which only the comparison calls."""
+    monkeypatch.setattr(PassedComparisons, "passed", lambda _: [])
+    library, told = transformers.utils.logging, list[logging.LogRecord]()
+    own, handler = library.get_verbosity(), logging.Handler()
+    monkeypatch.setattr(handler, "emit", told.append)
+    library.set_verbosity_warning()
+    library.add_handler(handler)
+    library.warning_once.cache_clear()
+    try:
+        executor = TorchExecutor(folders[kind], CONFIG)
+        executor.open()
+        executor.close()
+        assert library.get_verbosity() == library.WARNING
+    finally:
+        library.remove_handler(handler)
+        library.set_verbosity(own)
+    assert not told
 
 
 @pytest.mark.parametrize(
