@@ -100,7 +100,9 @@ class Budget:
         states = _states(config, own, available)
         if not own.page:  # all layers are recurrent, or prompts are read whole
             pages = max(own.full, config.max_running * own.usual) if states else 0
-            return cls(pages=pages, slots=0, positions=own.positions, states=states)
+            budget = cls(pages=pages, slots=0, positions=own.positions, states=states)
+            _check_room(config, budget, own, available)
+            return budget
         left = available.most - (0 if config.state_bytes else states * own.state)
         share = left // _SELF_SHARE if own.slot else left
         if available.shortens and own.full > 1 and not (config.max_positions or config.self_kv_bytes):
@@ -155,7 +157,7 @@ def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available:
     needed += 0 if config.state_bytes else budget.states * sizes.state
     if available.free is not None and needed > available.free:
         raise DeviceOutOfMemory(
-            f"keys and values of one sequence of {budget.positions} positions take {needed} bytes, but only "
+            f"keys, values and states of {budget.positions} positions take {needed} bytes, but only "
             f"{available.free} are free beside the weights; use a smaller max_positions, a smaller dtype or model, "
             "or free some memory"
         )

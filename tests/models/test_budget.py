@@ -37,6 +37,13 @@ def test_real_models_take_what_their_weights_take():
     assert base.slots >= 8
 
 
+def test_states_alone_must_fit_what_is_free():
+    sizes, room = KVSizes(page=0, slot=0, positions=64, page_size=16, state=GIB), Available(most=GIB, free=2 * GIB)
+    with pytest.raises(DeviceOutOfMemory, match=r"keys, values and states .* only 2147483648 are free"):
+        taken(sizes, room)
+    assert taken(sizes, room, state_bytes=2 * GIB).states == 2
+
+
 def test_the_pages_of_a_draft_head_are_part_of_the_room():
     room = Available.on_cpu(weights=538_060_032, free=24 * GIB)
     drafting = evolve(SMOL, draft=SMOL.page // 2)
