@@ -186,7 +186,7 @@ struct Made {
         linear(hidden, room[0], STORE, true);
         Operation& o = add(ROUTE, room[0], room[1]);
         o.heads = asked, o.kv_heads = experts, o.together = draw.one_in(2), o.epsilon = draw.of({0.0f, 0.9f});
-        o.activation = draw.of({SILU, SIGMOID});
+        o.activation = draw.of({SILU, SIGMOID}), o.cap = draw.of({0.0f, 0.3f});
         if (draw.one_in(2)) o.gain = gain(experts);
         if (experts == 70 && draw.one_in(2)) o.column = 5, o.place = draw.upto(1, 5), o.ahead = draw.upto(1, 3);
         multiply(hidden, room[2], widths[hidden], size, draw.of({GATED, GATED_BY, ACTIVATED}), true);

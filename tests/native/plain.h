@@ -92,7 +92,7 @@ inline std::vector<int> routed(const Operation& o, const Row& logits, Row& to, d
     gap = o.heads < o.kv_heads ? value(ids[o.heads - 1]) - value(ids[o.heads]) : 1;
     if (some) gap = std::min(gap, sorted[o.place - 1] - sorted[o.place]);
     for (int r = 0; r < o.heads; r++) together += to[r] = chance(ids[r]);
-    for (int r = 0; o.together && r < o.heads; r++) to[r] /= std::max(together, (double)o.epsilon);
+    for (int r = 0; o.together && r < o.heads; r++) to[r] /= std::max(together, (double)o.epsilon) + o.cap;
     return ids;
 }
 
