@@ -235,6 +235,8 @@ Fault admit(Engine& e, const Step& plan) {
         float* state = m.state && plan.states ? plan.states[c] : nullptr;
         const int kept = m.state ? length : 0;
         if (m.state && m.pages && !state) return BAD_SLOT;
+        for (int other = 0; state && m.pages && other < c; other++)
+            if (plan.states[other] == state) return BAD_SLOT;  // two chunks would change it at once
         if (m.state && (!within(kept, 0, std::min(m.kept, m.kept_rows - (e.owned - row))) || (!state && (kept || !m.kept)))) return BAD_SLOT;
         const int first_save = saves;
         for (; saves < plan.save_count && plan.saved_rows[saves] < row + count; saves++)

@@ -22,6 +22,7 @@ from ..checkpoints.files import file_stamps, find_weights
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
 from ..checkpoints.settings import FileSettings
+from ..checkpoints.turns import TURNS
 from .crossed_family import crossed_model_types
 from .families import family_media, find_family
 from .family import Family
@@ -163,7 +164,8 @@ def read_transformers_config(plain: FileSettings) -> Any:
             f"{hint}"
         )
     try:
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with TURNS.quiet():
+            return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         raise CheckpointError(f"{plain.path} cannot be used: {type(error).__name__}: {error}") from error
 

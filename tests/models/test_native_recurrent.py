@@ -305,6 +305,13 @@ def test_a_state_is_saved_as_it_is_behind_a_row(name: str) -> None:
         assert torch.equal(fresh, saves[7][1])
 
 
+def test_two_chunks_with_one_state_are_refused() -> None:
+    told = Told(tokens=(3, 4), pages=(0,), cuts=(1, 1))
+    with fed("lfm2") as one, pytest.raises(EngineError, match="refuses a step of 2 rows: slot"):
+        state = torch.zeros(one.program.state, dtype=torch.float32)
+        one.feed([(told, 0, 1), (told, 1, 2)], [state, state])
+
+
 @pytest.mark.parametrize("rows", [(3,), (1, 0), (-1,)])
 def test_saves_that_are_none_are_refused(rows: Sequence[int]) -> None:
     told = Told(tokens=(3, 4), pages=(0,), cuts=(2,))

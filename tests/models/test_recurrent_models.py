@@ -103,7 +103,8 @@ def test_the_comparison_refuses_a_wrong_state_cut_or_head(
     monkeypatch.setattr(PassedComparisons, "passed", lambda _: [])
     monkeypatch.setattr(owner, name, change(vars(owner)[name]))
     executor = TorchExecutor(folders[kind], CONFIG)
-    with pytest.raises(UnsupportedModel, match="computes other numbers by the native library than by transformers"):
+    wrong = "computes other numbers by the native library than by transformers|cannot be computed by the native library"
+    with pytest.raises(UnsupportedModel, match=wrong):  # the library itself refuses a state that two chunks change
         executor.open()
     executor.close()
 
