@@ -302,7 +302,8 @@ class Scheduler:
             plan.tokens,
             step.samples,
             self.planner.pages_used,
-            tuple(part.states for part in plan.chunks) if self.planner.limits.states else (),
+            tuple(state for part in plan.chunks for state in part.states),
+            tuple(name for name, part in zip(step.request_ids, plan.chunks, strict=True) for _ in part.states),
             tuple(keep.state for part in plan.chunks for keep in part.keeps),
             tuple(start.state for start in plan.started if start.state is not None),
         )

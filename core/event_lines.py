@@ -78,11 +78,12 @@ _JSON: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
     "str": (str,),
     "tuple[str, ...]": (list,),
+    "tuple[int, ...]": (list,),
 }
 
 
 def _fits(kind: str, value: Any) -> bool:
     """True if ``value`` has the type that a field of this ``kind`` has in JSON."""
-    if type(value) is list and not all(isinstance(one, str) for one in value):
+    if type(value) is list and not all(type(one) is (int if "int" in kind else str) for one in value):
         return False
     return type(value) in _JSON[kind] and not (type(value) is float and not math.isfinite(value))

@@ -227,7 +227,8 @@ class StepBegun(Event):
     tokens: int
     samples: tuple[str, ...] = ()
     pages_used: int = 0  # pages used by sequences after the step was planned
-    states: tuple[tuple[int, ...], ...] = ()  # for each request, the recurrent states that it has; else empty
+    states: tuple[int, ...] = ()  # recurrent states of its requests
+    owners: tuple[str, ...] = ()  # the request that has each of ``states``
     kept: tuple[int, ...] = ()  # states that the step writes for later requests
     sources: tuple[int, ...] = ()  # kept states that requests go on from
 

@@ -22,9 +22,8 @@ class StateBooks:
         an empty text if nothing is."""
         if not step.states:
             return ""
-        told = list(zip(step.request_ids, step.states, strict=True))
-        written = {state: name for name, states in told for state in states} | dict.fromkeys(step.kept, "")
-        if len(written) < sum(map(len, step.states)) + len(step.kept):
+        written = dict(zip(step.states, step.owners, strict=True)) | dict.fromkeys(step.kept, "")
+        if len(written) < len(step.states) + len(step.kept):
             return "writes a state twice"
         if shared := written.keys() & set(step.sources):
             return f"writes states {sorted(shared)}, which its requests go on from"
@@ -32,16 +31,17 @@ class StateBooks:
         for flight in flights:
             if early := set(flight.kept).intersection(step.sources):
                 return f"goes on from states {sorted(early)}, which step {flight.step_id} writes"
-            of_requests = zip(flight.request_ids, flight.states, strict=bool(flight.states))
-            taken |= {state: name for name, states in of_requests for state in states}
+            taken |= dict(zip(flight.states, flight.owners, strict=True))
             taken |= dict.fromkeys((*flight.kept, *flight.sources), f"step {flight.step_id}")
         for state, name in written.items():
             if taken.get(state, name) != name:
                 return f"writes state {state}, which {taken[state]} has"
-        for name, states in told:
+        for name in dict.fromkeys(step.owners):
             self.drop(name)
-            self._states[name] = states
-            self._owners |= dict.fromkeys(states, name)
+            self._states[name] = tuple(
+                state for state, owner in zip(step.states, step.owners, strict=True) if owner == name
+            )
+            self._owners |= dict.fromkeys(self._states[name], name)
         return ""
 
     def drop(self, request_id: str) -> None:

@@ -189,7 +189,7 @@ async def test_media_are_read_before_the_turn_and_their_prompt_in_it(
             monkeypatch.setattr(owner, name, call)
 
         watch(prompts, "load_image", "load")
-        watch(vision, "_process", "read")
+        watch(vision, "process", "read")
         watch(kind, "__call__", "tokenize")
         await engine.generate(**query)
     assert turns == {"load": {0}, "read": {0}, "tokenize": {1}}

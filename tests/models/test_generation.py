@@ -168,7 +168,7 @@ def test_garbage_in_pages_reaches_nobody(driver, job, clips, prompts):
         for index, (key, prompt) in enumerate(zip(clips, prompts, strict=True))
     ]
     clean = driver.run(*jobs)
-    pool = driver.executor._open.parts.paged._pool
+    (pool,) = driver.executor._open.parts.paged._groups  # all layers are of one width
     with torch.inference_mode():
         pool[:, :-1] = torch.nan
         driver.executor._open.parts.cross._pool.fill_(torch.nan)

@@ -173,7 +173,9 @@ def test_s6_a_release_that_relies_on_the_collector(open_driver, checkpoint, no_c
     held = pages.tensors()[0].nbytes
     if planted:
         executor._stack.close()
-        pages = LeavesItToDel(pages.page_size, pages.pages, pages.heads, torch.zeros(held, dtype=torch.uint8))
+        numbers = torch.zeros(held // pages.dtype.itemsize, dtype=pages.dtype)
+        pages = LeavesItToDel(pages.page_size, pages.pages, pages.layers, numbers)
+        del numbers
         executor._stack.own("self_kv", pages)
     if cyclic:
         pages = [pages]

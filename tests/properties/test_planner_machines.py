@@ -295,10 +295,11 @@ class PlannerMachine(Machine):
             return
         step = self.planner.in_flight(plan.step_id)
         names = step.request_ids
-        states = tuple(part.states for part in plan.chunks) if self.limits.states else ()
+        states = tuple(state for part in plan.chunks for state in part.states)
+        owners = tuple(name for name, part in zip(names, plan.chunks, strict=True) for _ in part.states)
         kept = tuple(keep.state for part in plan.chunks for keep in part.keeps)
         sources = tuple(start.state for start in plan.started if start.state is not None)
-        begun = StepBegun(plan.step_id, names, (), (), plan.tokens, step.samples, 0, states, kept, sources)
+        begun = StepBegun(plan.step_id, names, (), (), plan.tokens, step.samples, 0, states, owners, kept, sources)
         self.checker(begun)
         if any(self.crashes(name, part) for name, part in zip(names, plan.chunks, strict=True)):
             self.crashing.add(plan.step_id)

@@ -165,6 +165,7 @@ VALUES = {
     "int": st.integers(0, 3),
     "bool": st.booleans(),
     "tuple[str, ...]": st.lists(NAMES, max_size=2).map(tuple),
+    "tuple[int, ...]": st.lists(st.integers(0, 3), max_size=2).map(tuple),
     "float": st.floats(0, 9) | st.just(math.nan),
 }
 ROOTS = (e.Event, e.OfRequest, e.OfHolder, e.OfKeys)

@@ -20,8 +20,9 @@ def changes(
     step: int, states: dict[str, tuple[int, ...]], kept: tuple[int, ...] = (), sources: tuple[int, ...] = ()
 ) -> e.Event:
     """A step that gives each of the requests a token, and changes its states."""
-    names = tuple(states)
-    return e.StepBegun(step, names, (), (), 1, names, 0, tuple(states.values()), kept, sources)
+    names, owned = tuple(states), [(state, name) for name, own in states.items() for state in own]
+    told = tuple(state for state, _ in owned), tuple(name for _, name in owned)
+    return e.StepBegun(step, names, (), (), 1, names, 0, *told, kept, sources)
 
 
 OPEN = [e.StageReached("device taken"), e.StageReached("accepting")]

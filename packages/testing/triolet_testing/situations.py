@@ -121,9 +121,10 @@ def _count_states(trace: Iterable[e.Event], most: int, seen: Counter[str]) -> No
             case e.StepsLost():
                 states = dict.fromkeys(states, ())
             case e.StepBegun(_, names) if names:
-                states.update(zip(names, event.states, strict=True))
+                owned = list(zip(event.owners, event.states, strict=True))
+                states.update({name: tuple(state for owner, state in owned if owner == name) for name in names})
                 taken = {state for own in states.values() for state in own}
-                counts = len(event.kept), len(event.sources), max(map(len, event.states)) > 1
+                counts = len(event.kept), len(event.sources), max(len(states[name]) for name in names) > 1
                 seen.update(dict(zip(_OF_STATES, (*counts, () in states.values() and len(taken) == most), strict=True)))
 
 
