@@ -257,6 +257,12 @@ Fault admit(Engine& e, const Step& plan) {
     }
     if (row != plan.rows) return BAD_ROWS;
     if (saves != plan.save_count) return BAD_SLOT;
+    for (int i = 0; i < plan.save_count; i++) {  // two threads would write it at once
+        for (int other = 0; other < i; other++)
+            if (plan.saved[other] == plan.saved[i]) return BAD_SLOT;
+        for (int c = 0; c < plan.chunk_count; c++)
+            if (plan.states[c] == plan.saved[i]) return BAD_SLOT;
+    }
     for (int i = 0; i < m.count; i++) {  // two rows would change a state at once
         const Operation& o = m.operations[i];
         for (int at = 0; o.kind == LSTM && at < (o.wanted ? plan.wanted_count : plan.rows); at++) {

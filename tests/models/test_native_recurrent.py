@@ -305,6 +305,16 @@ def test_a_state_is_saved_as_it_is_behind_a_row(name: str) -> None:
         assert torch.equal(fresh, saves[7][1])
 
 
+def test_saves_that_two_would_write_are_refused() -> None:
+    """Into one state, or into the state of a chunk."""
+    told = Told(tokens=(3, 4), pages=(0,), cuts=(2,))
+    with fed("lfm2") as one:
+        state, other = (torch.zeros(one.program.state, dtype=torch.float32) for _ in range(2))
+        for saves in ([(0, other), (1, other)], [(0, state)]):
+            with pytest.raises(EngineError, match="refuses a step of 2 rows: slot"):
+                one.feed([(told, 0, 2)], [state], saves)
+
+
 def test_two_chunks_with_one_state_are_refused() -> None:
     told = Told(tokens=(3, 4), pages=(0,), cuts=(1, 1))
     with fed("lfm2") as one, pytest.raises(EngineError, match="refuses a step of 2 rows: slot"):
