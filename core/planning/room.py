@@ -27,7 +27,7 @@ class Room:
     pages: PageAllocator = field(init=False)
     slots: CrossSlots = field(init=False)
     states: StatePool = field(init=False)
-    _came: int = field(default=0, init=False)  # how often a place, pages or a slot came back
+    _came: int = field(default=0, init=False)  # how often a place, pages, a slot or a state came back
     _blocked: tuple[str, int] | None = field(default=None, init=False)  # a request without room; `_came` at that time
 
     def __attrs_post_init__(self) -> None:

@@ -112,6 +112,8 @@ class TextBlueprint(ModuleBlueprint):
         if not self.wants_drafts:
             return
         stored = read_draft_weights(self.checkpoint.folder, self.dtype)
+        if not stored:
+            return
         head = make_draft_head(module, self._language(module), stored)
         if isinstance(head, str):
             self.log_drafts(head)

@@ -79,10 +79,9 @@ class DraftHead(nn.Module):
 
 
 def make_draft_head(module: Any, language: Any, stored: Mapping[str, Tensor]) -> DraftHead | str:
-    """Returns the draft head with the weights that a checkpoint has ``stored``, or the reason why there is none."""
+    """Returns the draft head with the weights that a checkpoint has ``stored``, or the reason why they are no head that
+    is known."""
     weights, dtype = dict(stored), language.base_model.dtype
-    if not weights:
-        return "the checkpoint has none"
     kinds = list(getattr(language.base_model.config, "layer_types", None) or ())
     if "full_attention" not in kinds:
         return "no layer of the model attends to all positions"
