@@ -13,7 +13,7 @@ from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
 from .lfm2_vl import Lfm2Vl
-from .pictures import GotOcr, InternVL, LightOnOcr, Pixtral
+from .pictures import GotOcr, GraniteDocling, InternVL, LightOnOcr, Pixtral
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Gemma3, Llava, QwenVision, Tiled
 
@@ -39,11 +39,15 @@ def _families() -> dict[str, Family]:
         "qwen3_5_moe": QwenVision("Qwen3_5MoeForConditionalGeneration"),
         "paddleocr_vl": QwenVision("PaddleOCRVLForConditionalGeneration"),
         "glm_ocr": QwenVision("GlmOcrForConditionalGeneration"),
+        "glm4v": QwenVision("Glm4vForConditionalGeneration"),
+        "glm4v_moe": QwenVision("Glm4vMoeForConditionalGeneration"),
+        "glm46v": QwenVision("Glm46VForConditionalGeneration"),
         "gemma3": Gemma3(),
         "internvl": InternVL(),
         "lfm2_vl": Lfm2Vl(),
         "mistral3": Pixtral(),
         "got_ocr2": GotOcr(),
+        "granite_docling": GraniteDocling(),
         "lighton_ocr": LightOnOcr(),
         "llava": Llava(),
         "idefics3": Tiled("Idefics3ForConditionalGeneration"),

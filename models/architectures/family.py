@@ -34,7 +34,10 @@ class Family:
 
     def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
         """Returns the model on the CPU, in eval mode. Raises the errors of `load_module`."""
-        return load_module(self.architecture, folder, dtype, left_out=self.left_out)
+        module = load_module(self.architecture, folder, dtype, left_out=self.left_out)
+        if self.deeper(module.config):
+            self.text(module).register_forward_pre_hook(_tell_layers, with_kwargs=True)
+        return module
 
     def text(self, module: nn.Module) -> nn.Module:
         """The language model within ``module``."""
@@ -104,10 +107,10 @@ class Family:
             unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in self.unread(config)),
         )
 
-    def deeper(self, config: Any) -> int:  # noqa: ARG002
-        """The number of layers of the decoder, from the first on, to whose outputs an item adds something too. An
-        embedding has as many more parts of the decoder's width."""
-        return 0
+    def deeper(self, config: Any) -> int:
+        """The number of layers of the decoder, from the first on, to whose outputs an item adds something too (Meng et
+        al. 2024, "DeepStack"). An embedding has as many more parts of the decoder's width."""
+        return len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", ()))
 
     def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
         """The token that stands for an item in a prompt."""
@@ -150,3 +153,13 @@ class Family:
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
         """The texts that the model expects before and after the placeholder of an item."""
         return "", ""
+
+
+def _tell_layers(_: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Gives the decoder what is added to the outputs of its layers, which the model itself would only read beside
+    pixels."""
+    added = getattr(given.get("triolet"), "added", ())
+    if not added:
+        return None
+    rows = torch.ones(added[0].shape[:1], dtype=torch.bool, device=added[0].device)[None]
+    return args, {**given, "visual_pos_masks": rows, "deepstack_visual_embeds": added}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..checkpoints.loading import placed
 from .family import Family
 from .prompts import ReadItem
-from .vision import process
+from .vision import process, text_of_tiles
 
 _GOT_CHAT = (
     "<|im_start|>system\nYou should follow the instructions carefully and explain your answers in detail.<|im_end|>"
@@ -41,20 +41,24 @@ class Pictures(Family):
         model: Any = module.get_submodule("model")
         with torch.no_grad():
             found = [model.get_image_features(**placed(module, payload), return_dict=True) for payload in payloads]
-        return [torch.cat([part.flatten(0, -2) for part in one.pooler_output]) for one in found]
+        return [
+            torch.cat([_joined(parts) for parts in (one.pooler_output, *getattr(one, "deepstack_features", ()))], 1)
+            for one in found
+        ]
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         outputs = process(processor, item, **self.options(config))
-        payload = {name: torch.as_tensor(outputs[name]) for name in self.inputs}
-        text = self.written(config, payload, token)
+        payload = {name: torch.as_tensor(outputs[name]) for name in self.inputs if name in outputs}
+        text = self.written(config, outputs, token)
         return ReadItem(payload=payload, text=text, embeddings=text.count(token))
 
     def options(self, config: Any) -> dict[str, Any]:  # noqa: ARG002
         """Returns what transformers' processor tells the image processor."""
         return {}
 
-    def written(self, config: Any, payload: Mapping[str, Tensor], token: str) -> str:
-        """Returns the text of an image in the prompt, with a ``token`` for each embedding."""
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
+        """Returns the text of an image in the prompt, with a ``token`` for each embedding. ``outputs``: of the image
+        processor."""
         raise NotImplementedError
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
@@ -71,8 +75,8 @@ class InternVL(Pictures):
     def options(self, config: Any) -> dict[str, Any]:  # noqa: ARG002
         return {"crop_to_patches": True}
 
-    def written(self, config: Any, payload: Mapping[str, Tensor], token: str) -> str:
-        return f"<img>{token * config.image_seq_length * len(payload['pixel_values'])}</img>"
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
+        return f"<img>{token * config.image_seq_length * len(outputs['pixel_values'])}</img>"
 
 
 @frozen(kw_only=True)
@@ -89,9 +93,9 @@ class GotOcr(Pictures):
     def options(self, config: Any) -> dict[str, Any]:  # noqa: ARG002
         return {"crop_to_patches": False}
 
-    def written(self, config: Any, payload: Mapping[str, Tensor], token: str) -> str:
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
         side: int = (
-            payload["pixel_values"].shape[-1] // config.vision_config.patch_size // 4
+            outputs["pixel_values"].shape[-1] // config.vision_config.patch_size // 4
         )  # two convolutions halve it
         return token * side**2
 
@@ -107,8 +111,8 @@ class Pixtral(Pictures):
     def options(self, config: Any) -> dict[str, Any]:
         return {"patch_size": _side(config)}
 
-    def written(self, config: Any, payload: Mapping[str, Tensor], token: str) -> str:
-        height, width = _cells(config, payload)
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
+        height, width = _cells(config, outputs)
         return "[IMG_BREAK]".join([token * width] * height) + "[IMG_END]"
 
 
@@ -119,9 +123,32 @@ class LightOnOcr(Pictures):
     architecture: str = "LightOnOcrForConditionalGeneration"
     inputs: tuple[str, ...] = ("pixel_values", "image_sizes")
 
-    def written(self, config: Any, payload: Mapping[str, Tensor], token: str) -> str:
-        height, width = _cells(config, payload)
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
+        height, width = _cells(config, outputs)
         return token * (height * width)
+
+
+@frozen(kw_only=True)
+class GraniteDocling(Pictures):
+    """Granite for Docling (IBM 2026): a page is cut into square tiles, and the whole page is one more tile. Layers of
+    the encoder also go to the first layers of the decoder."""
+
+    architecture: str = "GraniteDoclingForConditionalGeneration"
+    language: str = "model.text_model"
+    inputs: tuple[str, ...] = ("pixel_values", "pixel_attention_mask", "tile_fine_mask")
+
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
+        vision, rows, columns = config.vision_config, outputs["rows"][0][0], outputs["cols"][0][0]
+        side = vision.image_size // vision.patch_size // vision.scale_factor
+        tile = token * (2 * side if "tile_fine_mask" in outputs else side) ** 2
+        if rows * columns == 1:
+            return f"<fake_token_around_image><row_1_col_1>{tile}\n"
+        return text_of_tiles(rows, columns, tile)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the embeddings of the tiles of an image, one after the other."""
+    return torch.cat([part.flatten(0, -2) for part in parts])
 
 
 def _side(config: Any) -> int:
@@ -129,6 +156,6 @@ def _side(config: Any) -> int:
     return int(config.vision_config.patch_size * config.spatial_merge_size)
 
 
-def _cells(config: Any, payload: Mapping[str, Tensor]) -> tuple[int, int]:
-    height, width = payload["image_sizes"][0].tolist()
+def _cells(config: Any, outputs: Mapping[str, Any]) -> tuple[int, int]:
+    height, width = map(int, outputs["image_sizes"][0])
     return height // _side(config), width // _side(config)

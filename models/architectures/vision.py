@@ -27,19 +27,9 @@ _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # by the typ
 
 @frozen
 class QwenVision(Family):
-    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024; Bai et al. 2025), PaddleOCR-VL (Cui et al. 2025) and
-    GLM-OCR: images of any size, positions in three axes. In Qwen3-VL layers of the encoder also go to the first layers
-    of the decoder (Meng et al. 2024, "DeepStack").
+    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Wang et al. 2024; Bai et al. 2025), PaddleOCR-VL (Cui et al. 2025), GLM-V
+    (GLM-V Team 2025) and GLM-OCR: images of any size, positions in three axes.
     """
-
-    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
-        module = super().load(folder, dtype)
-        if self.deeper(module.config):
-            self.text(module).register_forward_pre_hook(_tell_layers, with_kwargs=True)
-        return module
-
-    def deeper(self, config: Any) -> int:
-        return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes all payloads in one batch: the patches of images of any size follow each other."""
@@ -176,7 +166,7 @@ class Tiled(Family):
         rows, columns = outputs["rows"][0][0], outputs["cols"][0][0]
         return ReadItem(
             payload={"pixel_values": pixels, "pixel_attention_mask": shown},
-            text=_text_of_tiles(rows, columns, token * embeddings),
+            text=text_of_tiles(rows, columns, token * embeddings),
             embeddings=tiles * embeddings,
         )
 
@@ -188,16 +178,6 @@ def _features(module: nn.Module, pixels: Tensor, *more: Tensor) -> Any:
     with torch.no_grad():
         read = [one.to(device) for one in more]
         return model.get_image_features(pixels.to(device, dtype), *read, return_dict=True)
-
-
-def _tell_layers(_: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Gives the decoder what is added to the outputs of its layers, which the model itself would only read beside
-    pixels."""
-    added = getattr(given.get("triolet"), "added", ())
-    if not added:
-        return None
-    rows = torch.ones(added[0].shape[:1], dtype=torch.bool, device=added[0].device)[None]
-    return args, {**given, "visual_pos_masks": rows, "deepstack_visual_embeds": added}
 
 
 def process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:
@@ -225,7 +205,8 @@ def process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, A
     return outputs
 
 
-def _text_of_tiles(rows: int, columns: int, tile: str) -> str:
+def text_of_tiles(rows: int, columns: int, tile: str) -> str:
+    """Returns the text of an image in a prompt: each tile behind the name of its place, then the whole image."""
     around, whole = "<fake_token_around_image>", "<global-img>"
     lines = [
         "".join(f"{around}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"

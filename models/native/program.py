@@ -294,11 +294,11 @@ class Program:
         told = {"table": weights, "heads": asked, "size": size, "scale": scale, "ending": Ending.ADD}
         self._add(kind=Kind.MIX, source=source, to=to, **told)
 
-    def add_given(self, to: int) -> None:
-        """Adds to ``to`` the next of what a step is given to add, see `Rows.added`."""
+    def add_given(self, to: int, scale: float) -> None:
+        """Adds to ``to`` the next of what a step is given to add, see `Rows.added`, times ``scale``."""
         width = self.widths[to]
         self.added += [self.buffer(width)] if self.added else [self.buffer(1), self.buffer(width)]  # the first: ones
-        self.mix(self.added[-1], to, self.added[0], asked=1, size=width, scale=1.0)
+        self.mix(self.added[-1], to, self.added[0], asked=1, size=width, scale=scale)
 
     def attend(self, source: int, to: int, attention: Attention) -> None:
         """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + kv_heads) * size + kv_heads *

@@ -222,6 +222,7 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "qwen3_moe": ("Qwen3MoeDecoderLayer", _PLAIN),
     "olmoe": ("OlmoeDecoderLayer", _PLAIN),
     "granite": ("GraniteDecoderLayer", _GRANITE),
+    "granite_docling_text": ("GraniteDoclingTextDecoderLayer", _GRANITE),
     "hyperclovax": (
         "HyperCLOVAXDecoderLayer",
         evolve(
@@ -277,6 +278,8 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     "glm": ("GlmDecoderLayer", _GLM),
     "glm4": ("Glm4DecoderLayer", _GLM4),
     "glm_ocr_text": ("GlmOcrTextDecoderLayer", evolve(_GLM4, repeated=True)),
+    "glm4v_text": ("Glm4vTextDecoderLayer", evolve(_GLM4, repeated=True)),
+    "glm4v_moe_text": ("Glm4vMoeTextDecoderLayer", _GLM_MOE),
     "starcoder2": ("Starcoder2DecoderLayer", Recipe(widen=("c_fc",), narrow="c_proj", gated=False)),
     "cohere": ("CohereDecoderLayer", _COHERE),
     "cohere2": (

@@ -6,13 +6,14 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve
 
 from .checkpoints import HIDDEN, LAYERS, classes, random_model, save_checkpoint, text_settings
-from .words import LLAMA, QWEN, Words
+from .words import LLAMA, QWEN, TILED, Words
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
 _AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
@@ -56,6 +57,16 @@ _LFM = QWEN.with_media(
     *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
     media="<image>",
 )
+_GLM4V = {"rope_parameters": {**_AXES, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}}
+_GLM4V_MOE = {
+    **_GLM4V,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 _GLM = QWEN.with_media(*_GLM_MARKS, media="<|begin_of_image|><|image|><|end_of_image|>")
 
 
@@ -153,11 +164,11 @@ def _paddle(folder: Path, seed: int) -> None:
     _save(folder, seed, "PaddleOCRVL", config, tokenizer, ("paddleocr_vl", "PaddleOCRVL"), **sizes)
 
 
-def _glm_ocr(folder: Path, seed: int) -> None:
+def _glm(name: str, text: Mapping[str, Any], folder: Path, seed: int) -> None:
     tokenizer = _GLM.make()
     begin, end, image, begins, ends, video = map(tokenizer.convert_tokens_to_ids, _GLM_MARKS)
-    config = classes().GlmOcrConfig(
-        text_config={**text_settings(tokenizer), "head_dim": 16, "rope_parameters": _AXES},
+    config = getattr(classes(), f"{name}Config")(
+        text_config={**text_settings(tokenizer), **text},
         vision_config={**_SIZES, "out_hidden_size": HIDDEN, "image_size": 32, "patch_size": 8},
         image_token_id=image,
         image_start_token_id=begin,
@@ -167,7 +178,7 @@ def _glm_ocr(folder: Path, seed: int) -> None:
         video_end_token_id=ends,
     )
     sizes = {"size": {"shortest_edge": 2 * 16 * 16, "longest_edge": 2 * 64 * 64}, "patch_size": 8}
-    _save(folder, seed, "GlmOcr", config, tokenizer, ("glm46v", "Glm46V"), **sizes)
+    _save(folder, seed, name, config, tokenizer, ("glm46v", "Glm46V"), **sizes)
 
 
 def _lfm2_vl(folder: Path, seed: int) -> None:
@@ -198,6 +209,29 @@ def _lfm2_vl(folder: Path, seed: int) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
+def _granite_docling(folder: Path, seed: int) -> None:
+    """Writes a checkpoint that cuts a page into up to 4 tiles with 4 embeddings each, and reads the whole page, too.
+    What its encoder adds to the layers of the decoder has no factor, but embeddings have."""
+    tokenizer = TILED.make()
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+    config = classes().GraniteDoclingConfig(
+        text_config={**text_settings(tokenizer), **factors, "attention_multiplier": 0.2},
+        vision_config={
+            **_SIZES,
+            "out_hidden_size": HIDDEN,
+            "image_size": 32,
+            "patch_size": 8,
+            "scale_factor": 2,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    sizes = {"size": {"height": 32, "width": 32}, "max_patches": 4}
+    _save(folder, seed, "GraniteDocling", config, tokenizer, ("granite_docling", "GraniteDocling"), **sizes)
+
+
 IMAGE_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "internvl": _internvl,
     "lfm2_vl": _lfm2_vl,
@@ -205,6 +239,10 @@ IMAGE_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "lighton_ocr": _lighton,
     "got_ocr2": _got_ocr,
     "paddleocr_vl": _paddle,
-    "glm_ocr": _glm_ocr,
+    "granite_docling": _granite_docling,
+    "glm_ocr": partial(_glm, "GlmOcr", {"head_dim": 16, "rope_parameters": _AXES}),
+    "glm4v": partial(_glm, "Glm4v", _GLM4V),
+    "glm46v": partial(_glm, "Glm46V", {**_GLM4V, "model_type": "glm4v_text"}),
+    "glm4v_moe": partial(_glm, "Glm4vMoe", _GLM4V_MOE),
 }
 """The families, each with the function that writes its checkpoint to a folder, from a seed."""

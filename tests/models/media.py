@@ -43,9 +43,10 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "lfm2_vl": "<image>",
     "mistral3": "[IMG]",
     "lighton_ocr": "<|image_pad|>",
+    "granite_docling": "<image>",
     "got_ocr2": "<img><imgpad></img>",
     "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
-    "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
+    **dict.fromkeys(("glm_ocr", "glm4v", "glm4v_moe", "glm46v"), "<|begin_of_image|><|image|><|end_of_image|>"),
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     **_HEARD,
     **TOWERS,
@@ -70,8 +71,9 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": ("PixtralProcessor", {"patch_size": 8, "spatial_merge_size": 2}),
     "lighton_ocr": ("LightOnOcrProcessor", {"patch_size": 8, "spatial_merge_size": 2}),
     "got_ocr2": ("GotOcr2Processor", {}),
+    "granite_docling": ("GraniteDoclingProcessor", {"image_seq_len": 4}),
     "paddleocr_vl": ("PaddleOCRVLProcessor", {}),
-    "glm_ocr": ("Glm46VProcessor", {"video_processor": None}),
+    **dict.fromkeys(("glm_ocr", "glm4v", "glm4v_moe", "glm46v"), ("Glm46VProcessor", {"video_processor": None})),
     "qwen2_audio": ("Qwen2AudioProcessor", {}),
 }
 _MODULES = {  # of processors
@@ -79,7 +81,7 @@ _MODULES = {  # of processors
     "qwen3_5": "qwen3_vl",
     "gemma3_vision": "gemma3",
     "mistral3": "pixtral",
-    "glm_ocr": "glm46v",
+    **dict.fromkeys(("glm_ocr", "glm4v", "glm4v_moe"), "glm46v"),
 }
 
 

@@ -56,7 +56,7 @@ BY_SETTINGS = {
     **dict.fromkeys(("dots3_note_text", "step3p7"), "layers that differ in"),
     "gemma3n": _FAMILY,
     **dict.fromkeys(("aya_vision", "cohere2_vision", "deepseek_ocr2", "exaone4_5", "fast_vlm"), _FAMILY),
-    **dict.fromkeys(("glm4v", "granite4_vision", "granite_docling", "hunyuan_vl"), _FAMILY),
+    **dict.fromkeys(("granite4_vision", "hunyuan_vl"), _FAMILY),
     **dict.fromkeys(("kimi_k25", "molmo2", "ovis2"), _FAMILY),
     **dict.fromkeys(("perception_lm", "video_llama_3"), _FAMILY),
     **dict.fromkeys(("csm", "musicflamingo", "pocket_tts", "qwen2_5_omni", "qwen3_omni_moe", "vibevoice"), _FAMILY),

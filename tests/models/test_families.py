@@ -18,6 +18,7 @@ from triolet.models.architectures.families import find_family
 from triolet.models.checkpoints.loading import load_part
 from triolet.models.checkpoints.turns import Turns
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import FAMILIES, make_checkpoint
 from ..checkpoints.frame_families import FRAME_MAKERS
 from ..checkpoints.speech_families import SPEECH_MAKERS
@@ -94,6 +95,18 @@ def test_a_tile_that_transformers_takes_for_padding_fails_its_batch_and_shifts_n
     blank["pixel_values"][0] = 0.0
     with pytest.raises(RuntimeError, match="split_with_sizes"):
         checkpoint.family.encode(checkpoint.module, [blank, other])
+
+
+def test_the_fine_route_of_a_page_has_four_times_as_many_embeddings(tmp_path: Path) -> None:
+    """The settings of Granite for Docling's image processor choose the route."""
+    folder = make_checkpoint("granite_docling", tmp_path)
+    rewrite(folder / "preprocessor_config.json", fine_route=True)
+    checkpoint = Checkpoint.open("granite_docling", folder)
+    prompt, items = two_items(checkpoint)
+    prepared = checkpoint.prepare(prompt, items)
+    assert prepared.token_ids == tuple(checkpoint.process(prompt, items)["input_ids"][0].tolist())
+    encoded = checkpoint.family.encode(checkpoint.module, [item.payload for item in prepared.items])
+    assert list(map(len, encoded)) == [item.embeddings for item in prepared.items] == [5 * 16, 3 * 16]
 
 
 def test_half_precision_weights_encode_in_half_precision(checkpoint: Checkpoint) -> None:

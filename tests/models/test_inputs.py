@@ -59,7 +59,7 @@ def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> 
         frames = inputs["feature_attention_mask"].sum(-1)
         assert torch.equal(torch.stack([payload["frames"] for payload in payloads]), frames)
         return
-    pixels = [payload["pixel_values"] for payload in payloads]
+    pixels = [one[0] if one.dim() == 5 else one for one in (payload["pixel_values"] for payload in payloads)]
     if "spatial_shapes" in inputs:  # LFM2-VL's
         for name in payloads[0]:
             assert torch.equal(torch.cat([payload[name] for payload in payloads]), inputs[name])
@@ -77,8 +77,8 @@ def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> 
         assert [list(item.grid) for item in prepared.items] == inputs["image_grid_thw"].tolist()
         assert torch.equal(torch.stack([payload["image_grid_thw"] for payload in payloads]), inputs["image_grid_thw"])
     if "pixel_attention_mask" in inputs:
-        masks = torch.cat([payload["pixel_attention_mask"] for payload in payloads])
-        assert torch.equal(masks.long(), inputs["pixel_attention_mask"][0])
+        masks = torch.cat([payload["pixel_attention_mask"].flatten() for payload in payloads])
+        assert torch.equal(masks.long(), inputs["pixel_attention_mask"][0].flatten().long())
 
 
 # -- text and items, as the processor makes them ---------------------------------------------------------------------
