@@ -13,7 +13,7 @@ from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
 from .lfm2_vl import Lfm2Vl
-from .pictures import GotOcr, GraniteDocling, InternVL, LightOnOcr, Pixtral
+from .pictures import GotOcr, GraniteDocling, InternVL, LightOnOcr, LlavaNext, LlavaOnevision, Pixtral
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Gemma3, Llava, QwenVision, Tiled
 
@@ -50,6 +50,8 @@ def _families() -> dict[str, Family]:
         "granite_docling": GraniteDocling(),
         "lighton_ocr": LightOnOcr(),
         "llava": Llava(),
+        "llava_next": LlavaNext(),
+        "llava_onevision": LlavaOnevision(),
         "idefics3": Tiled("Idefics3ForConditionalGeneration"),
         "smolvlm": Tiled("SmolVLMForConditionalGeneration"),
         "qwen2_audio": QwenAudio(),

@@ -3,17 +3,21 @@ and its processor's rules say which tokens they take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
+from PIL import Image
 from torch import Tensor, nn
 
+from ...core.errors import UnsupportedModel
 from ..checkpoints.loading import placed
 from .family import Family
 from .prompts import ReadItem
-from .vision import process, text_of_tiles
+from .vision import CLASS_TOKENS, process, text_of_tiles
 
 _GOT_CHAT = (
     "<|im_start|>system\nYou should follow the instructions carefully and explain your answers in detail.<|im_end|>"
@@ -47,7 +51,10 @@ class Pictures(Family):
         ]
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
-        outputs = process(processor, item, **self.options(config))
+        return self.made(config, token, process(processor, item, **self.options(config)))
+
+    def made(self, config: Any, token: str, outputs: Mapping[str, Any]) -> ReadItem:
+        """Returns the image of which the image processor made ``outputs``."""
         payload = {name: torch.as_tensor(outputs[name]) for name in self.inputs if name in outputs}
         text = self.written(config, outputs, token)
         return ReadItem(payload=payload, text=text, embeddings=text.count(token))
@@ -144,6 +151,68 @@ class GraniteDocling(Pictures):
         if rows * columns == 1:
             return f"<fake_token_around_image><row_1_col_1>{tile}\n"
         return text_of_tiles(rows, columns, tile)
+
+
+@frozen(kw_only=True)
+class LlavaNext(Pictures):
+    """LLaVA-NeXT (Liu et al. 2024): the whole image as a square, then the tiles of one of the sizes that the
+    configuration names. What fills up the tiles is left out, and each line ends with an embedding of its own."""
+
+    architecture: str = "LlavaNextForConditionalGeneration"
+    inputs: tuple[str, ...] = ("pixel_values", "image_sizes")
+    around_image: tuple[str, str] = ("", "\n")
+
+    def processor(self, folder: Path, config: Any) -> Any:
+        kind, strategy = config.vision_config.model_type, config.vision_feature_select_strategy
+        if CLASS_TOKENS.get(kind) != (strategy == "default"):
+            raise UnsupportedModel(
+                f"the LLaVA checkpoint has a {kind} encoder and vision_feature_select_strategy={strategy!r}; allowed: "
+                "clip_vision_model and 'default', or siglip_vision_model and 'full'"
+            )
+        return super().processor(folder, config)
+
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
+        from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape, unpad_image
+
+        vision, size = config.vision_config, tuple(map(int, outputs["image_sizes"][0]))
+        side, sizes = vision.image_size // vision.patch_size, config.image_grid_pinpoints
+        rows, columns = get_anyres_image_grid_shape(size, sizes, vision.image_size)
+        shown = unpad_image(torch.empty(1, rows * side, columns * side, device="meta"), size)
+        height, width = self.lines(config, *shown.shape[1:])
+        return token * (side**2 + height * (width + 1))
+
+    def lines(self, config: Any, height: int, width: int) -> tuple[int, int]:  # noqa: ARG002
+        """Returns how many lines of how many embeddings are made of as many of the encoder."""
+        return height, width
+
+
+@frozen(kw_only=True)
+class LlavaOnevision(LlavaNext):
+    """LLaVA-OneVision (Li et al. 2024): as LLaVA-NeXT, but lines are made smaller if there are many. Of several images
+    in a prompt, each is the square alone."""
+
+    architecture: str = "LlavaOnevisionForConditionalGeneration"
+    inputs: tuple[str, ...] = ("pixel_values", "image_sizes", "batch_num_images")
+
+    def unread(self, config: Any) -> tuple[int, ...]:
+        return (config.video_token_id,)
+
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
+        dot = Image.new("RGB", (1, 1))
+        both = process(lambda images, **told: processor([[*images, dot]], **told), item)
+        beside = self.made(config, token, {name: both[name][:1] for name in self.inputs})
+        return evolve(super().read(processor, config, token, item), beside=beside)
+
+    def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
+        if int(outputs["batch_num_images"][0]) == 1:
+            return super().written(config, outputs, token)
+        side: int = config.vision_config.image_size // config.vision_config.patch_size
+        return token * (side**2 + 1)
+
+    def lines(self, config: Any, height: int, width: int) -> tuple[int, int]:
+        side, most = config.vision_config.image_size // config.vision_config.patch_size, config.vision_aspect_ratio
+        ratio = math.sqrt(height * width / (int(most.removeprefix("anyres_max_")) * side**2))
+        return (int(height // ratio), int(width // ratio)) if ratio > 1.1 else (height, width)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

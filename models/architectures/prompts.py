@@ -227,6 +227,7 @@ class ReadItem:
     grid: tuple[int, ...] = ()  # see `Placeholder`
     key: str = ""  # the key of its payload, if it is known
     notes: Mapping[str, str] = field(factory=dict)  # each text of the prompt that the item replaces, the first time
+    beside: ReadItem | None = field(default=None, repr=False)  # the item as one of several in a prompt, if that differs
 
 
 @frozen(kw_only=True)
@@ -331,7 +332,7 @@ class MediaPreparer(TextPreparer):
                     read.append(item if isinstance(item, ReadItem) else self._read(item))
             except InvalidRequest as error:
                 raise InvalidRequest(f"{self.medium} {number} of {len(given)}: {error}") from error
-        return read
+        return read if len(read) == 1 else [item.beside or item for item in read]
 
     def _place(self, token_ids: tuple[int, ...], read: list[ReadItem]) -> Prepared:
         if self.start:

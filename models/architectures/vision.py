@@ -22,7 +22,7 @@ from ..checkpoints.loading import apart, place_of
 from .family import Family
 from .prompts import ReadItem
 
-_CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # by the type of encoder that LLaVA has
+CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # by the type of encoder that LLaVA has
 
 
 @frozen
@@ -95,8 +95,8 @@ class Llava(Family):
 
     def processor(self, folder: Path, config: Any) -> Any:
         kind = config.vision_config.model_type
-        if kind not in _CLASS_TOKENS:
-            raise UnsupportedModel(f"the LLaVA checkpoint has a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")
+        if kind not in CLASS_TOKENS:
+            raise UnsupportedModel(f"the LLaVA checkpoint has a {kind} encoder; allowed: {', '.join(CLASS_TOKENS)}")
         return super().processor(folder, config)
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
@@ -105,7 +105,7 @@ class Llava(Family):
     def read(self, processor: Any, config: Any, token: str, item: Any) -> ReadItem:
         """Reads one square of patches; the encoder may put embeddings of its own before them."""
         pixels, vision = process(processor, item)["pixel_values"][0], config.vision_config
-        extra = _CLASS_TOKENS[vision.model_type] - (config.vision_feature_select_strategy == "default")
+        extra = CLASS_TOKENS[vision.model_type] - (config.vision_feature_select_strategy == "default")
         height, width = pixels.shape[-2:]
         embeddings = (height // vision.patch_size) * (width // vision.patch_size) + extra
         return ReadItem(payload={"pixel_values": pixels}, text=token * embeddings, embeddings=embeddings)

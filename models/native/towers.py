@@ -25,7 +25,7 @@ from .program import MULTIPLE, Attention, Program
 from .runner import Runner
 
 MODEL_TYPES = {
-    *("qwen2_vl", "qwen2_5_vl", "llava", "gemma3", "idefics3", "smolvlm"),
+    *("qwen2_vl", "qwen2_5_vl", "llava", "llava_next", "llava_onevision", "gemma3", "idefics3", "smolvlm"),
     *("qwen2_audio", "voxtral", "audioflamingo3", "moss_transcribe_diarize", "glmasr", "qwen3_asr"),
 }
 """Model types of configurations whose towers this module knows."""

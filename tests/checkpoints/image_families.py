@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve
 
 from .checkpoints import HIDDEN, LAYERS, classes, random_model, save_checkpoint, text_settings
-from .words import LLAMA, QWEN, TILED, Words
+from .words import LLAMA, LLAVA, QWEN, TILED, Words
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
 _AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
@@ -57,6 +57,7 @@ _LFM = QWEN.with_media(
     *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
     media="<image>",
 )
+_ONEVISION = QWEN.with_media("<image>", "<video>", media="<image>\n")
 _GLM4V = {"rope_parameters": {**_AXES, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}}
 _GLM4V_MOE = {
     **_GLM4V,
@@ -232,9 +233,31 @@ def _granite_docling(folder: Path, seed: int) -> None:
     _save(folder, seed, "GraniteDocling", config, tokenizer, ("granite_docling", "GraniteDocling"), **sizes)
 
 
+def _llava(name: str, text: str, words: Words, vision: Mapping[str, Any], folder: Path, seed: int) -> None:
+    """Writes a checkpoint with 16 embeddings for the whole image and for each of up to 4 tiles."""
+    tokenizer = words.make()
+    image, video = tokenizer.convert_tokens_to_ids("<image>"), tokenizer.convert_tokens_to_ids("<video>")
+    sizes = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
+    more = {"video_token_index": video, "vision_aspect_ratio": "anyres_max_2"} if name == "LlavaOnevision" else {}
+    config = getattr(classes(), f"{name}Config")(
+        text_config={"model_type": text, **text_settings(tokenizer)},
+        vision_config={**_SIZES, "image_size": 32, "patch_size": 8, **vision},
+        image_token_index=image,
+        **sizes,
+        **more,
+    )
+    module = name.lower().replace("llava", "llava_")
+    square = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    if more:
+        square = {"size": {"height": 32, "width": 32}}
+    _save(folder, seed, name, config, tokenizer, (module, name), **square, **sizes)
+
+
 IMAGE_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "internvl": _internvl,
     "lfm2_vl": _lfm2_vl,
+    "llava_next": partial(_llava, "LlavaNext", "llama", LLAVA, {"model_type": "clip_vision_model"}),
+    "llava_onevision": partial(_llava, "LlavaOnevision", "qwen2", _ONEVISION, {"vision_use_head": False}),
     "mistral3": _mistral3,
     "lighton_ocr": _lighton,
     "got_ocr2": _got_ocr,

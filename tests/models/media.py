@@ -37,6 +37,8 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "qwen3_5": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3_vision": "<start_of_image>",
     "llava": "<image>",
+    "llava_next": "<image>",
+    "llava_onevision": "<image>",
     "idefics3": "<image>",
     "smolvlm": "<image>",
     "internvl": "<IMG_CONTEXT>",
@@ -63,6 +65,19 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": (
         "LlavaProcessor",
         {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava_next": (
+        "LlavaNextProcessor",
+        {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava_onevision": (
+        "LlavaOnevisionProcessor",
+        {
+            "num_image_tokens": 16,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_2",
+            "video_processor": None,
+        },
     ),
     "idefics3": ("Idefics3Processor", {"image_seq_len": 4}),
     "smolvlm": ("SmolVLMProcessor", {"image_seq_len": 4, "video_processor": None}),
@@ -144,7 +159,10 @@ class Checkpoint:
             rate = processor.feature_extractor.sampling_rate
             return dict(processor(text=prompt, audio=items, sampling_rate=rate, return_tensors="pt"))
         more = {"num_image_tokens": 4} if self.name == "got_ocr2" else {}
-        return dict(processor(text=[prompt], images=items, return_tensors="pt", **more))
+        given = (
+            [items] if self.name == "llava_onevision" else items
+        )  # the images of one prompt, as its template has them
+        return dict(processor(text=[prompt], images=given, return_tensors="pt", **more))
 
 
 def listened(processor: Any, prompt: str, items: list[Any]) -> dict[str, Any]:

@@ -214,6 +214,11 @@ def test_an_encoder_that_llava_is_not_known_to_have_is_refused(opened: Opened, t
     assert family is not None
     with pytest.raises(UnsupportedModel, match="pixtral encoder; allowed: clip_vision_model, siglip_vision_model"):
         make_preparer(opened("llava").folder, family, config, opened("llava").tokenizer)
+    other = transformers.LlavaNextConfig(vision_config={"model_type": "siglip_vision_model"})
+    with pytest.raises(
+        UnsupportedModel, match="siglip_vision_model encoder and vision_feature_select_strategy='default'"
+    ):
+        make_preparer(opened("llava").folder, find_family(other), other, opened("llava").tokenizer)
 
 
 def test_an_image_processor_that_is_not_there_is_told(opened: Opened, tmp_path: Path) -> None:

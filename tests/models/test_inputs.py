@@ -64,9 +64,14 @@ def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> 
         for name in payloads[0]:
             assert torch.equal(torch.cat([payload[name] for payload in payloads]), inputs[name])
         return
-    if "image_sizes" in inputs:  # Pixtral's are filled up to the largest
+    if "image_sizes" in inputs:  # Pixtral's are filled up to the largest, LLaVA-NeXT's to the most
         sizes = [payload["image_sizes"][0].tolist() for payload in payloads]
         assert sizes == torch.as_tensor(inputs["image_sizes"]).tolist()
+        if inputs["pixel_values"].dim() == 5:
+            assert all(
+                torch.equal(one[: len(own)], own) for one, own in zip(inputs["pixel_values"], pixels, strict=True)
+            )
+            return
         cut = [one[None, :, :high, :wide] for one, (high, wide) in zip(inputs["pixel_values"], sizes, strict=True)]
         assert all(map(torch.equal, cut, pixels))
         return
@@ -259,7 +264,7 @@ def test_items_without_a_placeholder_go_in_front_as_the_model_knows_them(checkpo
     """With the tokens around them that a chat template writes; a prompt with placeholders stays as it is."""
     preparer, items = checkpoint.preparer, checkpoint.items(0, 1)
     prompt = preparer.with_items("what is it?", 2)
-    line = "\n" if checkpoint.name in ("llava", "internvl", "got_ocr2") else ""
+    line = "\n" if checkpoint.name in ("llava", "llava_next", "llava_onevision", "internvl", "got_ocr2") else ""
     assert prompt == (checkpoint.placeholder + line) * 2 + "what is it?"
     assert len(checkpoint.prepare(prompt, items).items) == 2
     assert preparer.with_items(prompt, 3) == prompt
