@@ -31,7 +31,7 @@ RECURRENT = frozenset(
 )
 """The model types with recurrent layers that the native library computes."""
 
-WITHOUT_KV = frozenset({"conv", "linear_attention", "mlp"})
+WITHOUT_KV = frozenset({"conv", "linear_attention", "mlp", "moe"})
 """The types of layers that have no keys and values."""
 
 DIFFERING = frozenset({"head_dim", "num_key_value_heads"})

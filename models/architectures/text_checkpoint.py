@@ -44,7 +44,6 @@ _NEEDED = {  # what a layer of another type would need
     "indexed_attention": _CHOSEN,
     "linear_attention": _STATE,
     "mlp": "no attention",
-    "moe": "experts without gates",
     "reference_sliding_attention": "windows that always show the first positions",
 }
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}

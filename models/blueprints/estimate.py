@@ -65,7 +65,7 @@ _OF_SPEECH = re.compile(  # what is packed of encoders of items; pre_encode is a
 _OF_TRANSDUCERS = re.compile(r"^(decoder\.(embedding|decoder_projector)|joint\.head)\.weight$|^decoder\.lstm\.weight_")
 _STEMS = ("encoder.conv2.weight", "embedder.conv1.weight", "subsampling.linear.weight", "pre_encode.out.weight")
 _OF_TOWERS = re.compile(r"(visual|vision_tower|vision_model|audio_tower)\.(.*\.)?(blocks|layers)\.[0-9]+\..*\.weight$")
-_FUSED = re.compile(r"experts\.(gate_up|down)_proj$|moe\.(in|out)put_linear\.weight$")  # all experts of a layer
+_FUSED = re.compile(r"experts\.(gate_up|up|down)_proj$|moe\.(in|out)put_linear\.weight$")  # all experts of a layer
 _ROUTERS = re.compile(r"\.(gate|router|router\.layer)\.weight$")  # read by torch as they are, and packed beside that
 _FAR = ("relative_k_proj.weight", "linear_pos.weight")  # replaced by their outputs
 _PROJECTED = (  # torch reads these as they are
@@ -252,7 +252,8 @@ def _of_experts(config: Any) -> int:
     count = getattr(config, "num_experts", None) or config.num_local_experts
     dense, hidden = getattr(config, "intermediate_size", 0), config.hidden_size  # 0: all layers have experts
     inner = getattr(config, "moe_intermediate_size", None) or dense
-    return int(2 * count + asked * (inner + hidden + max(inner, hidden) + 3) + dense)
+    short = getattr(config, "moe_latent_size", None) or 0
+    return int(2 * count + asked * (inner + hidden + max(inner, hidden) + 3) + dense + short)
 
 
 def _reads_texts(blueprint: AnyBlueprint) -> TypeGuard[TextBlueprint]:

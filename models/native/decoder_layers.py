@@ -74,6 +74,13 @@ class DecoderLayer:
         return part if hasattr(part, self.recipe.narrow) else None
 
     @property
+    def shorteners(self) -> tuple[str, ...]:
+        """The names of the linear layers before and behind experts that read something shorter than hidden states;
+        empty: there are none."""
+        named = ("fc1_latent_proj", "fc2_latent_proj")
+        return named if hasattr(getattr(self.feed, named[0], None), "in_features") else ()
+
+    @property
     def matrices(self) -> dict[str, tuple[Any, tuple[str, ...]]]:
         """The packed matrices by what they are for: for each, a module and the names of its linear layers that the
         matrix joins."""
@@ -87,6 +94,7 @@ class DecoderLayer:
         made |= {name: (self.module, (name,)) for name in names_by_layer(self.module)}
         if recurrent is not None:
             made |= {"enter": (recurrent.module, recurrent.enter), "leave": (recurrent.module, (recurrent.leave,))}
+        made |= {name: (self.feed, (name,)) for name in self.shorteners}
         if dense is not None:
             made |= {"widen": (dense, recipe.widen), "narrow": (dense, (recipe.narrow,))}
         return made

@@ -20,14 +20,11 @@ from torch.nn import functional
 
 from .by_layer import LayerEmbeddings, pack_by_layer, unknown_by_layer
 from .decoder_layers import DecoderLayer, found
+from .experts import QUICK, ExpertsWriter, PackedExperts, answers_of, are_known, left_in, sizes_of
 from .latent import LatentWriter, unknown_latent
 from .library import ACTIVATIONS, Ending
 from .panels import PANEL, Panels
 from .parts import (
-    QUICK,
-    PackedExperts,
-    answers_of,
-    are_known,
     epsilon_of,
     gain_of,
     is_layer_norm,
@@ -35,7 +32,6 @@ from .parts import (
     pack_linears,
     pack_words,
     plain,
-    sizes_of,
     turned,
     unknown_parts,
     width_of,
@@ -130,7 +126,7 @@ class CausalDecoder:
         if any(getattr(one, "limit", None) is not None and getattr(one, "alpha", QUICK) != QUICK for one in experts):
             return f"its gates have another swiglu_alpha than {QUICK}"
         routers = [layer.router for layer in layers if layer.experts is not None]
-        if any(_left(router) < router.top_k for router in routers):
+        if any(left_in(router) < router.top_k for router in routers):
             return "its experts are chosen from groups that have fewer"
         if others := unknown_by_layer(base, layers[0].module):
             return others
@@ -243,6 +239,11 @@ class ProgramWriter:
         """The writer of latent attention."""
         return LatentWriter(self.program, self.rooms)
 
+    @property
+    def experts(self) -> ExpertsWriter:
+        """The writer of experts."""
+        return ExpertsWriter(self.program, self.rooms)
+
     def write(self) -> Program:
         base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
         layers = list(self.decoder.layers)
@@ -256,7 +257,7 @@ class ProgramWriter:
             for made, kind, scale in self._mixed(index, layer, hidden, self._norm(first)):
                 self._add(made, hidden, layer.panels()[kind], behind, scale=scale)
             inner = self._widen(layer, hidden, fed) if inner is None else inner
-            opened = None if layer.experts is None else self._experts(layer, hidden, fed)
+            opened = None if layer.experts is None else self.experts.write(layer, hidden, fed, self._scale)
             if inner is not None:
                 scale = float(getattr(layer.dense, "down_multiplier", 1.0))
                 self._add(inner, hidden, layer.panels()["narrow"], last, opened, scale=scale)
@@ -334,41 +335,6 @@ class ProgramWriter:
         inner, by = self.rooms("inner", panels["narrow"].inputs), float(getattr(layer.dense, "gate_multiplier", 1.0))
         self.program.linear(hidden, inner, panels["widen"], ending, gates_by=by, **told)
         return inner
-
-    def _experts(self, layer: DecoderLayer, hidden: int, told: Mapping[str, Any]) -> int | None:
-        """Adds the outputs of a layer's experts to the hidden states. Returns the buffer of the shared expert's gate;
-        ``None``: it has none."""
-        program, router, experts, size = self.program, layer.router, layer.experts, self.decoder.config.hidden_size
-        count, asked, width = router.num_experts, router.top_k, experts.intermediate_dim
-        named = {"logits": count, "chances": asked, "inners": asked * width, "outputs": asked * size, "opened": 1}
-        logits, chances, inners, outputs, opened = (self.rooms(name, wide) for name, wide in named.items())
-        added, panels = layer.correction, Panels(count, size, router.packed, router.packed_bias)
-        program.linear(hidden, logits, panels, Ending.STORE, norm=told["norm"])
-        program.route(
-            logits,
-            chances,
-            asked,
-            count,
-            apart=self.recipe.apart,
-            together=getattr(router, "norm_topk_prob", self.recipe.together),
-            least=getattr(router, "norm_min", 0.0),
-            more=self.recipe.more,
-            added=None if added is None else plain(added.flatten()),
-            groups=_groups(router)[0],
-            groups_asked=_groups(router)[1],
-            best=2 if self.recipe.apart else 1,
-        )
-        each = {"heads": asked, "kv_heads": count, "size": width}
-        gates = {**told, "cap": experts.limit, "activation": ACTIVATIONS["quick_gelu"]} if experts.limit else told
-        program.linear(hidden, inners, experts.gate_up_proj.panels(), Ending.GATED, **gates, experts=each)
-        each = {**each, "size": size, "distance_count": width}
-        program.linear(inners, outputs, experts.down_proj.panels(), Ending.STORE, experts=each)
-        if layer.gate is not None:
-            gated = {**told, "activation": ACTIVATIONS["sigmoid"]}
-            program.linear(hidden, opened, layer.gate.panels(), Ending.ACTIVATED, **gated)
-        scale = self._scale * getattr(router, "routed_scaling_factor", 1.0)
-        program.mix(outputs, hidden, chances, asked=asked, size=size, scale=scale)
-        return None if layer.gate is None else opened
 
     @property
     def _scale(self) -> float:
@@ -480,15 +446,3 @@ def _unknown_mixer(layer: DecoderLayer) -> str | None:
     if biased and getattr(layer.module, "attention_in_multiplier", 1.0) != 1.0:
         return "its attention has both biases and a factor"
     return None if layer.recurrent is None else layer.recurrent.unknown()
-
-
-def _groups(router: Any) -> tuple[int, int]:
-    """Returns the number of groups of experts, and how many of them are chosen first."""
-    grouped = getattr(router, "topk_method", "") != "greedy" and getattr(router, "num_group", None)
-    return (router.num_group, router.topk_group) if grouped else (1, 1)
-
-
-def _left(router: Any) -> int:
-    """Returns the number of experts in the groups that are chosen."""
-    groups, asked = _groups(router)
-    return int(router.num_experts // groups * asked)

@@ -9,7 +9,6 @@ so if weights are in int8.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -68,72 +67,6 @@ class PackedLinear(nn.Module):
             bias = None if self.bias is None else self.bias[places].to(inputs.dtype)
             parts.append(functional.linear(inputs, weights.to(inputs.dtype), bias))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-class PackedExperts(nn.Module):
-    """A replacement for the experts of a layer, each of which computes some rows. It takes the matrices from
-    ``experts``, one after the other. Those of gpt-oss have a ``limit``: there gates are at most that, values lie within
-    it on both sides, and 1 is added to these. In their files inputs come before outputs, and gates between values."""
-
-    gate_up_proj: PackedLinear
-    down_proj: PackedLinear
-
-    def __init__(self, experts: Any, *, int8: bool) -> None:
-        super().__init__()
-        self.limit: float | None = getattr(experts, "limit", None)
-        self.intermediate_dim, self.act_fn = sizes_of(experts)[1], getattr(experts, "act_fn", _quick_gelu)
-        self.num_experts, self.hidden_dim = experts.num_experts, sizes_of(experts)[0]
-        for name in ("gate_up_proj", "down_proj"):
-            weights, bias = getattr(experts, name).detach(), getattr(experts, f"{name}_bias", None)
-            delattr(experts, name)
-            if self.limit is not None:
-                weights = weights.transpose(1, 2)
-            if self.limit is not None and name == "gate_up_proj":
-                weights, bias = _gates_first(weights), None if bias is None else _gates_first(bias)
-            panels = Panels.of_each(weights, bias=bias, dtype=torch.int8 if int8 else None)
-            setattr(self, name, PackedLinear(panels, 0, weights.shape[1], apart=panels.outputs // len(weights)))
-
-    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Returns the sums [rows, hidden] of the outputs of experts ``chosen`` [rows, asked] by their ``weights``."""
-        found = torch.zeros_like(hidden)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            rows, ranks = torch.where(chosen == expert)
-            gates, values = self.gate_up_proj(hidden[rows], expert).chunk(2, -1)
-            if self.limit is not None:
-                gates, values = gates.clamp(max=self.limit), values.clamp(-self.limit, self.limit) + 1
-            own = self.down_proj(self.act_fn(gates) * values, expert)
-            found.index_add_(0, rows, (own * weights[rows, ranks, None]).to(found.dtype))
-        return found
-
-
-def _gates_first(outputs: Tensor) -> Tensor:
-    """Returns ``outputs`` [experts, gates and values by turns, ...] with all gates before all values."""
-    return torch.cat([outputs[:, ::2], outputs[:, 1::2]], 1)
-
-
-def _quick_gelu(gates: Tensor) -> Tensor:
-    return gates * torch.sigmoid(QUICK * gates)
-
-
-QUICK = 1.702
-"""The number in the quick form of GELU."""
-
-
-def sizes_of(experts: Any) -> tuple[int, int]:
-    """Returns the width of hidden states, and that within an expert."""
-    if hasattr(experts, "hidden_dim"):
-        return experts.hidden_dim, experts.intermediate_dim
-    return experts.hidden_size, experts.intermediate_size
-
-
-def answers_of(experts: Any, dtype: torch.dtype) -> list[Tensor]:
-    """Returns what each of a layer's experts, packed or transformers' own, computes of a made-up row. The rows are so
-    long that it matters which numbers are the gate."""
-    count, dice = experts.num_experts, torch.Generator().manual_seed(0)
-    rows = torch.randn(count, sizes_of(experts)[0], generator=dice, dtype=torch.float32).mul_(30.0).to(dtype)
-    with torch.no_grad():
-        each = torch.arange(count)[:, None]
-        return list(unwrap(type(experts).forward)(experts, rows, each, rows.new_ones(count, 1)).float())
 
 
 class PackedConvolution(nn.Module):
@@ -263,12 +196,6 @@ def is_known(linear: Any) -> bool:
         or _is_turned(linear)
         or (hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1)
     )
-
-
-def are_known(experts: Any) -> bool:
-    """True if ``experts`` have two matrices of floating-point numbers each, or are already packed."""
-    names = ("gate_up_proj", "down_proj")
-    return type(experts) is PackedExperts or all(getattr(experts, name).is_floating_point() for name in names)
 
 
 def width_of(linear: Any) -> int:

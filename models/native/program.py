@@ -289,9 +289,11 @@ class Program:
         told["activation"] = ACTIVATIONS["sigmoid" if apart else "silu"]
         self._add(kind=Kind.ROUTE, source=source, to=to, heads=asked, kv_heads=count, **told)
 
-    def mix(self, source: int, to: int, weights: int, *, asked: int, size: int, scale: float) -> None:
+    def mix(
+        self, source: int, to: int, weights: int, *, asked: int, size: int, scale: float, ending: int = Ending.ADD
+    ) -> None:
         """Adds the outputs [rows, asked, size] by the weights in the buffer ``weights``, times ``scale``, to ``to``."""
-        told = {"table": weights, "heads": asked, "size": size, "scale": scale, "ending": Ending.ADD}
+        told = {"table": weights, "heads": asked, "size": size, "scale": scale, "ending": ending}
         self._add(kind=Kind.MIX, source=source, to=to, **told)
 
     def add_given(self, to: int, scale: float) -> None:

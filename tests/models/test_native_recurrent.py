@@ -49,6 +49,8 @@ QWEN |= {"linear_value_head_dim": 40, "layer_types": ["linear_attention", "full_
 QWEN |= {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 QWEN["rope_parameters"] |= {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+NEMOTRON_EXPERTS = {"n_routed_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
+NEMOTRON_EXPERTS |= {"moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.7}
 MAMBA: dict[str, Any] = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24}
 MAMBA |= {"mamba_chunk_size": 16, "mamba_d_conv": 4, "num_hidden_layers": 3}
 CONFIGS = {
@@ -96,6 +98,17 @@ CONFIGS = {
         n_groups=2,
         ssm_state_size=24,
         chunk_size=16,
+    ),
+    "nemotron_h, experts": NemotronHConfig(
+        **SHAPE,
+        **NEMOTRON_EXPERTS,
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+        mamba_num_heads=6,
+        mamba_head_dim=16,
+        n_groups=2,
+        ssm_state_size=24,
+        chunk_size=16,
+        moe_latent_size=40,
     ),
     "falcon_h1": FalconH1Config(
         **{**SHAPE, "num_attention_heads": 3, "num_key_value_heads": 1},
