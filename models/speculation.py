@@ -124,9 +124,9 @@ class HeadProposer:
     def _read_together(self, parts: Sequence[_Part], *, wanted: bool) -> list[tuple[int, Any]]:
         chunks = [part.chunk for part in parts]
         rows = Rows.of(chunks, [(index, 0) for index in range(len(parts))] if wanted else (), self.head.paged.page_size)
-        tokens = [token for part in parts for token in part.tokens]
+        rows = evolve(rows, tokens=[token for part in parts for token in part.tokens])
         states = torch.cat([part.states for part in parts]).float()
-        chosen = self.head.runner.choose(states, rows, [Draw()] * len(parts) if wanted else (), tokens=tokens)
+        chosen = self.head.runner.choose(states, rows, [Draw()] * len(parts) if wanted else ())
         hidden = self.head.runner.last_hidden(len(chosen)).numpy()
         return [(one.token, hidden[index]) for index, one in enumerate(chosen)]
 

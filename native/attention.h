@@ -233,19 +233,21 @@ inline int first_seen(const Operation& o, int position) { return o.window ? most
 
 inline int position_of(const Engine& e, const Block& b, int r) { return e.step.positions[b.row + r]; }
 
-inline int last_seen(const Engine& e, const Block& b, int r) { return e.step.seen[b.row + r]; }
+inline int last_seen(const Engine& e, const Operation& o, const Block& b, int r) {
+    return e.step.in_windows && !o.window ? position_of(e, b, r) : e.step.seen[b.row + r];
+}
 
 // The first span that any row of a block sees, and how many there are to the last
 inline int first_span(const Engine& e, const Operation& o, const Block& b) {
     return first_seen(o, position_of(e, b, 0)) / SPAN;
 }
 inline int spans_of(const Engine& e, const Operation& o, const Block& b) {
-    return last_seen(e, b, b.rows - 1) / SPAN + 1 - first_span(e, o, b);
+    return last_seen(e, o, b, b.rows - 1) / SPAN + 1 - first_span(e, o, b);
 }
 
 // The keys of a chunk's positions from `low` on, which begins at `start`; those that are none are their neighbour's.
 void find_keys(const Engine& e, const Operation& o, const Block& b, int head, int start, int low, const uint8_t** keys) {
-    const int end = least(CHUNK, last_seen(e, b, b.rows - 1) + 1 - start), size = e.model.page_size;
+    const int end = least(CHUNK, last_seen(e, o, b, b.rows - 1) + 1 - start), size = e.model.page_size;
     const int64_t row = (int64_t)e.model.kv[o.layer].width * bytes_of(e.model.kv_format);
     for (int p = low; p < end;) {  // page by page
         const uint8_t* at = key_at(e, o, b, head, start + p);
@@ -262,12 +264,12 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
     const Buffer& queries = e.model.buffers[o.from];
     const auto attend = attention_of(e.model);
     const uint8_t* keys[CHUNK];
-    const int seen = first_seen(o, position_of(e, b, 0)), last = last_seen(e, b, b.rows - 1);
+    const int seen = first_seen(o, position_of(e, b, 0)), last = last_seen(e, o, b, b.rows - 1);
     for (int start = most(seen / CHUNK * CHUNK, span * SPAN); start < (span + 1) * SPAN && start <= last; start += CHUNK) {
         find_keys(e, o, b, head, start, most(0, seen - start), keys);
         for (int r = 0; r < b.rows; r++) {
             const int position = position_of(e, b, r), first = first_seen(o, position);
-            const int count = least(CHUNK, last_seen(e, b, r) + 1 - start);
+            const int count = least(CHUNK, last_seen(e, o, b, r) + 1 - start);
             if (count <= 0 || first >= start + CHUNK) continue;
             const bool begins = first >= start || start == span * SPAN;  // the first chunk of the span that it sees
             for (int g = 0; g < group; g += BLOCK) {  // heads of one key see the same
@@ -309,7 +311,7 @@ void attend_whole(Engine& e, const Operation& o, int thread, int piece) {
         attend_span(e, o, b, head, span, parts, room);
         for (int r = 0; r < b.rows; r++) {
             const int first = first_seen(o, position_of(e, b, r)) / SPAN;
-            if (first > span || last_seen(e, b, r) / SPAN < span) continue;
+            if (first > span || last_seen(e, o, b, r) / SPAN < span) continue;
             for (int i = r * group; i < (r + 1) * group; i++) {
                 if (first < span) join(sums + i * length, parts + i * length, length - 2);
                 else
@@ -335,7 +337,7 @@ void attend_part(Engine& e, const Operation& o, int thread, int piece) {
     __atomic_store_n(come, 0, __ATOMIC_RELAXED);  // for the next layer
     for (int i = 0; i < each; i++) {
         const int first = first_seen(o, position_of(e, b, i / group)) / SPAN - begun;
-        const int last = last_seen(e, b, i / group) / SPAN - begun;
+        const int last = last_seen(e, o, b, i / group) / SPAN - begun;
         float* sum = parts + ((int64_t)first * each + i) * length;
         for (int s = first + 1; s <= last; s++) join(sum, parts + ((int64_t)s * each + i) * length, length - 2);
         write(e, o, b.row + i / group, head * group + i % group, sum);

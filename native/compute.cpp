@@ -264,7 +264,7 @@ Share share_of(const Engine& e, int phase) {
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
-    if (o.kind == LOOKUP && !e.step.tokens) return {0, 1};
+    if (o.kind == LOOKUP && (!e.step.tokens || (e.step.fed && !o.to))) return {0, 1};
     if (o.kind == KEEP) return {e.sequences.count, 1};
     if (o.kind != LINEAR && o.kind != EXPERTS) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work

@@ -284,6 +284,8 @@ Fault admit(Engine& e, const Step& plan) {
     s.sines = plan.sines;
     s.seen = plan.seen ? e.seen : s.positions;
     if (plan.seen) memcpy(e.seen, plan.seen, plan.rows * 4);
+    s.in_windows = plan.in_windows;
+    s.fed = plan.fed;
     s.draws = plan.draws;
     s.edits = plan.edits;
     s.bans = plan.bans;

@@ -184,6 +184,8 @@ struct Step {
     float* const* saved;        // [save_count] of [state], each written with the state of a row's chunk as it is behind the row
     const int32_t* saved_rows;  // [save_count] of these, ascending; only if the model has pages
     int32_t edit_count, ban_count, found_count, allowed_size, copy_count, save_count;
+    int32_t in_windows;         // 1: ``seen`` is for attention with a window; elsewhere a row sees up to its own
+    int32_t fed;                // 1: buffer 0 is filled although there are tokens, which are looked up for the others
 };
 
 #pragma GCC visibility push(default)

@@ -105,13 +105,13 @@ class _Chunk:
         return first, self.table[first:]
 
 
-def _chunks(rows: Rows, page_size: int) -> list[_Chunk]:
-    """Returns the chunks, sorted by length, then by position."""
+def _chunks(rows: Rows, page_size: int, window: int | None) -> list[_Chunk]:
+    """Returns the chunks as a layer with a ``window`` has them, sorted by length, then by position."""
     found: list[_Chunk] = []
     row = 0
     for length, table, _, _ in rows.chunks:
         pages = rows.tables[table : table + (rows.positions[row + length - 1] // page_size) + 1]
-        seen = rows.seen[row : row + length]
+        seen = () if rows.in_windows and window is None else rows.seen[row : row + length]
         found.append(_Chunk(row=row, start=rows.positions[row], length=length, table=pages, seen=seen))
         row += length
     return sorted(found, key=attrgetter("length", "start"))
@@ -244,7 +244,7 @@ class PagedStep:
         return self._spans[window, masked]
 
     def _cut(self, window: int | None, *, masked: bool) -> Iterator[_Span]:
-        chunks = _chunks(self.rows, self.paged.page_size)
+        chunks = _chunks(self.rows, self.paged.page_size, window)
         short = sum(part.length <= _SHORT for part in chunks)
         yield from self._cut_short(chunks[:short], window)
         for part in chunks[short:]:

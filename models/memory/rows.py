@@ -32,6 +32,8 @@ class Rows:
         states: the state of each of ``chunks``, which a step changes; empty: chunks have none.
         saves: rows, ascending, and for each a tensor that gets its chunk's state as it is behind that row.
         seen: the last position that each row sees, which its chunk has; empty: its own.
+        in_windows: True: that is so in layers with windows alone; in others each row sees up to its own.
+        tokens: the token of each row, whose embeddings are fed, for what else is looked up; empty: nothing is.
         turns: cosines and sines [rows, half] of each row, in place of those of its position; empty: of that.
         added: what is added to the outputs of the first layers, each [rows, hidden]; empty: nothing.
     """
@@ -46,6 +48,8 @@ class Rows:
     states: Sequence[Tensor] = ()
     saves: Sequence[tuple[int, Tensor]] = ()
     seen: Sequence[int] = ()
+    in_windows: bool = False
+    tokens: Sequence[int] = ()
     turns: Sequence[Tensor] = ()
     added: Sequence[Tensor] = ()
 
@@ -142,6 +146,8 @@ class Rows:
                 states=self.states[first : first + len(own)],
                 saves=[(row - start, state) for row, state in self.saves if start <= row < stop],
                 seen=self.seen[start:stop],
+                in_windows=self.in_windows,
+                tokens=self.tokens[start:stop],
                 turns=[one[start:stop] for one in self.turns],
                 added=[one[start:stop] for one in self.added],
             )

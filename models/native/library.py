@@ -163,7 +163,7 @@ class StepData(Structure):
         *((name, c_void_p) for name in ("edits", "bans", "found", "allowed", "cosines", "sines", "seen", "states")),
         *((name, c_void_p) for name in ("copies", "saved", "saved_rows")),
         *((name, c_int32) for name in ("edit_count", "ban_count", "found_count", "allowed_size", "copy_count")),
-        ("save_count", c_int32),
+        *((name, c_int32) for name in ("save_count", "in_windows", "fed")),
     )
 
 

@@ -444,9 +444,13 @@ class Program:
 
     @property
     def needs_tokens(self) -> bool:
-        """True if the program must be fed with tokens: it adds embeddings of positions to theirs, or looks up more."""
-        found = [one for one in self._operations if one.kind == Kind.LOOKUP]
-        return len(found) > 1 or (self.looks_up and bool(found[0].shift))
+        """True if the program looks up more than the embeddings that it may be fed with."""
+        return any(one.kind == Kind.LOOKUP and one.to for one in self._operations)
+
+    @property
+    def adds_positions(self) -> bool:
+        """True if the program adds embeddings of positions to those of tokens, and must be fed with tokens alone."""
+        return self.looks_up and bool(self._operations[0].shift)
 
     @property
     def attends_to_all(self) -> bool:

@@ -152,7 +152,7 @@ class Runner:
 
         Args:
             fed: embeddings, float32 [rows, hidden], which are overwritten; or tokens [rows], if the program looks
-                tokens up.
+                tokens up. Beside embeddings, ``rows`` may have tokens.
             hidden: return last hidden states, even if the program has a head.
             kept: for some buffers, a tensor [rows, width] that receives the contents of the buffer.
 
@@ -176,7 +176,7 @@ class Runner:
             self._buffers[0].data = _floats(inputs[start:stop], (stop - start) * program.widths[0])
             self._buffers[len(program.widths) - (2 if headless else 1)].data = _floats(part)
             try:
-                tokens = () if isinstance(fed, Tensor) else fed[start:stop]
+                tokens = piece.tokens if isinstance(fed, Tensor) else fed[start:stop]
                 self._run(piece, StepPart.HEADLESS if headless else StepPart.WHOLE, tokens)
             finally:
                 self._buffers[len(program.widths) - 2].data = own
@@ -191,7 +191,8 @@ class Runner:
         if isinstance(fed, Tensor):
             shape = (count, self._program.widths[0])
             assert fed.shape == shape, f"inputs of {tuple(fed.shape)}; the plan is of {shape}"
-            assert not self._program.needs_tokens, "the program looks up more than embeddings"
+            assert not self._program.adds_positions, "the program adds positions to the embeddings that it looks up"
+            assert rows.tokens or not self._program.needs_tokens, "the program looks up more than embeddings"
         else:
             assert self._program.looks_up, "the program is fed with embeddings"
             assert len(fed) == count, f"{len(fed)} tokens; the plan is of {count}"
@@ -203,7 +204,6 @@ class Runner:
         draws: Sequence[Draw],
         copies: Sequence[tuple[int, int]] = (),
         *,
-        tokens: Sequence[int] = (),
         hidden: list[Tensor] | None = None,
     ) -> list[Chosen]:
         """Runs a step, and answers the draw of each wanted row. If tokens are fed, Python's lock is released only once,
@@ -214,7 +214,6 @@ class Runner:
             draws: one for each wanted row.
             copies: pairs of pages; before the step the first page of a pair is copied to the second. No page is in two
                 pairs.
-            tokens: tokens that the program looks up beside embeddings that are ``fed``, one for each row.
             hidden: gets the hidden states behind the last layer, [rows, hidden], of one call after the other.
 
         Returns:
@@ -235,8 +234,8 @@ class Runner:
             self._buffers[0].data = _floats(fed[start:stop], inputs) if isinstance(fed, Tensor) else place
             self._buffers[last].data = place + 4 * inputs
             told = Arrays.of([draws[index] for index in wanted])
-            words = tokens[start:stop] if isinstance(fed, Tensor) else fed[start:stop]
-            self._run(piece, StepPart.WHOLE, words, told, () if start else copies)
+            tokens = piece.tokens if isinstance(fed, Tensor) else fed[start:stop]
+            self._run(piece, StepPart.WHOLE, tokens, told, () if start else copies)
             if hidden is not None:
                 own = fed[start:stop] if isinstance(fed, Tensor) else torch.from_numpy(first_and_last[:inputs])
                 hidden.append(own.view(stop - start, program.widths[0]))
@@ -300,7 +299,7 @@ class Runner:
         counts = len(rows.positions), len(rows.wanted), len(rows.chunks), len(rows.tables)
         told = StepData(*counts, part, positions, chunks, tables, wanted, copies=pairs, copy_count=len(copies))
         told.tokens, told.types = tokens if fed else None, types if rows.types else None
-        told.seen = seen if rows.seen else None
+        told.seen, told.in_windows, told.fed = seen if rows.seen else None, rows.in_windows, bool(rows.tokens)
         told.cosines, told.sines = map(_floats, rows.turns) if rows.turns else (None, None)
         self._give(rows.added)
         told.states = states.buffer_info()[0] if states else None

@@ -60,15 +60,15 @@ class Sequences:
     def draw(self, rows, heads, size=HEAD):
         return torch.randn(rows, heads, size, generator=self.generator)
 
-    def step(self, lengths, mutual=0, **options):
+    def step(self, lengths, mutual=0, in_windows=False, **options):
         """Feeds ``lengths`` (by sequence); the greatest difference from the textbook. In each chunk ``mutual`` rows see
-        each other."""
+        each other, or do so ``in_windows`` alone."""
         chunks = [self._slice(sequence, length) for sequence, length in lengths.items()]
         self.random.shuffle(chunks)
         self.paged.enter(chunks)
         layout = Rows.of(chunks, (), self.paged.page_size)
         seen = [last for index in layout.order for last in self._seen(chunks[index], mutual)]
-        layout = evolve(layout, seen=seen if mutual else ())
+        layout = evolve(layout, seen=seen if mutual else (), in_windows=in_windows)
         rows = sum(lengths.values())
         queries, keys, values = (
             self.draw(rows, self.heads),
@@ -89,7 +89,7 @@ class Sequences:
                 self.values[part.sequence_id],
                 start=part.start,
                 scale=0.4,
-                seen=layout.seen[mine],
+                seen=() if in_windows and options["window"] is None else layout.seen[mine],
                 **options,
             )
             apart = max(apart, float((attended[mine] - told).abs().max()))
@@ -139,13 +139,13 @@ def test_it_is_the_textbooks(monkeypatch, limits, window, softcap, heads, sunk):
         assert sequences.step(lengths, window=window, softcap=softcap, sinks=sinks) < 1e-5
 
 
-@pytest.mark.parametrize("window", [None, 7])
-def test_rows_that_see_each_other_see_the_others_behind_them(monkeypatch, window):
+@pytest.mark.parametrize(("window", "in_windows"), [(None, False), (7, False), (None, True), (7, True)])
+def test_rows_that_see_each_other_see_the_others_behind_them(monkeypatch, window, in_windows):
     """Within their window, in chunks of all kinds, which may be cut into pieces."""
     monkeypatch.setattr(module, "_PIECE", 9)
     sequences = Sequences(4, 4, 2, seed=3)
     for lengths in ({0: 3, 1: 23, 2: 40}, {0: 19, 1: 3, 2: 1, 3: 1}, {0: 30, 1: 3, 2: 17}):
-        assert sequences.step(lengths, mutual=12, window=window, softcap=None) < 1e-5
+        assert sequences.step(lengths, mutual=12, in_windows=in_windows, window=window, softcap=None) < 1e-5
 
 
 def test_spans_are_bounded_and_hold_similar_contexts():

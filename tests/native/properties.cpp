@@ -305,6 +305,7 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
     if (draw.one_in(20)) (draw.one_in(2) ? step.cosines : step.sines) = turned ? nullptr : plan.angles.data();
     if (draw.one_in(2)) step.tokens = nullptr;
     if (draw.one_in(3)) step.draws = nullptr;
+    step.in_windows = draw.one_in(2), step.fed = draw.one_in(2);
     return plan;
 }
 
