@@ -13,7 +13,7 @@ from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
 from .lfm2_vl import Lfm2Vl
-from .pictures import GotOcr, GraniteDocling, InternVL, LightOnOcr, LlavaNext, LlavaOnevision, Pixtral
+from .pictures import Gemma4, GotOcr, GraniteDocling, InternVL, LightOnOcr, LlavaNext, LlavaOnevision, Pixtral
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Gemma3, Llava, QwenVision, Tiled
 
@@ -21,7 +21,8 @@ from .vision import Gemma3, Llava, QwenVision, Tiled
 def find_family(config: Any) -> Family | None:
     """Returns the family of a transformers configuration; ``None``: the model reads text alone, or no family is known
     for it."""
-    return _families().get(config.model_type)
+    known = _families().get(config.model_type)
+    return None if known is None else known.of(config)
 
 
 def family_media() -> dict[str, str]:
@@ -43,6 +44,7 @@ def _families() -> dict[str, Family]:
         "glm4v_moe": QwenVision("Glm4vMoeForConditionalGeneration"),
         "glm46v": QwenVision("Glm46VForConditionalGeneration"),
         "gemma3": Gemma3(),
+        "gemma4": Gemma4(),
         "internvl": InternVL(),
         "lfm2_vl": Lfm2Vl(),
         "mistral3": Pixtral(),

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from attrs import frozen
@@ -30,7 +30,12 @@ class Family:
     medium: str = "image"  # or "audio"
     left_out: str = ""  # the submodule that is not loaded; its weights' names in the files begin with it
     mutual: bool = False  # the rows of an item see each other, those behind them too
+    in_windows: bool = False  # they do so in layers with windows alone
     added: bool = False  # the embeddings of a prompt's one item are added to those of its tokens and of later ones
+
+    def of(self, config: Any) -> Self | None:  # noqa: ARG002
+        """Returns the family as a configuration has it; ``None``: such a model reads text alone."""
+        return self
 
     def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
         """Returns the model on the CPU, in eval mode. Raises the errors of `load_module`."""
@@ -43,6 +48,10 @@ class Family:
         """The language model within ``module``."""
         part: nn.Module = module.get_submodule(self.language)
         return part
+
+    def as_text(self, module: nn.Module) -> nn.Module:
+        """The model as transformers computes text alone."""
+        return module
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Returns the embeddings [embeddings, (1 + deeper) * hidden] of each payload, in storage of their own."""
@@ -87,6 +96,7 @@ class Family:
                 "this token in text; save the tokenizer with its special tokens"
             )
         before, after = self.around(tokenizer, config)
+        unread = [(tokenizer.convert_ids_to_tokens(token), token) for token in self.unread(config)]
         names = (identity, config.model_type, str(dtype), processor.to_json_string())
         return MediaPreparer(
             tokenizer=settled(tokenizer),
@@ -104,7 +114,7 @@ class Family:
             identity=hashlib.blake2b("\0".join(names).encode()).hexdigest(),
             embedding_bytes=hidden * (1 + self.deeper(config)) * dtype.itemsize,
             chat_template=processor_template(folder) or self.template(processor, tokenizer),
-            unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in self.unread(config)),
+            unread=tuple(one for one in unread if one[0]),  # a tokenizer may know none of videos
         )
 
     def deeper(self, config: Any) -> int:
@@ -145,6 +155,14 @@ class Family:
     def start(self, processor: Any, tokenizer: Any, placeholder: int) -> tuple[int, ...]:  # noqa: ARG002
         """Returns the prompt of an item that is `added`, if the caller gives none."""
         return ()
+
+    def read_as(self, config: Any) -> Mapping[int, int]:  # noqa: ARG002
+        """Tokens that the decoder reads as others, wherever no item stands."""
+        return {}
+
+    def together(self, folder: Path, config: Any) -> int:  # noqa: ARG002
+        """The most rows that see each other; 0: none do. Raises the errors of `preparer`."""
+        return 0
 
     def unread(self, config: Any) -> tuple[int, ...]:  # noqa: ARG002
         """The ids of tokens that stand for media which are not read, such as videos."""

@@ -73,6 +73,7 @@ class TextCheckpoint(ModuleCheckpoint):
     causal: bool  # False: every position attends to all others
     default_pooling: Pooling | None
     labels: tuple[str, ...]
+    together: int  # the most rows of a step that see each other; 0: none do
     allowed: str = field(
         default="decoders whose layers have causal attention, full or in a sliding window; and encoders "
         "that do not read masked positions",
@@ -131,6 +132,7 @@ def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
         suppress_token_ids=written.tokens("suppress_tokens", shape.vocabulary, cut=True),
         begin_suppress_token_ids=written.tokens("begin_suppress_tokens", shape.vocabulary, cut=True),
         default_pooling=default if kind is Kind.POOLING else None,
+        together=0 if family is None else family.together(folder, config),
         labels=tuple(str(config.id2label[index]) for index in range(len(config.id2label))) if classifies else (),
         stamps=stamps,
     )

@@ -123,6 +123,9 @@ class Gemma3(Family):
         """Encodes all payloads in one batch, since all images have the same size."""
         return apart(_features(module, torch.stack([payload["pixel_values"] for payload in payloads])).pooler_output)
 
+    def together(self, folder: Path, config: Any) -> int:  # noqa: ARG002
+        return int(config.mm_tokens_per_image)
+
     def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
         return int(config.boi_token_index)
 

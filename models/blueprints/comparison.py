@@ -245,8 +245,9 @@ def _reference(network: ComparedNetwork, prompt: list[int], output: Tensor) -> T
         read = network.encoder_output(output[None].clone())  # some decoders add positions to it in place
         last: Tensor = module(encoder_outputs=read, decoder_input_ids=tokens, use_cache=False).logits
         return last[0, -1].float()
+    reader: Any = module if network.family is None else network.family.as_text(module)
     positions = torch.arange(len(prompt), device=network.device)[None]
-    answer = (module if network.generates else module.base_model)(tokens, position_ids=positions, use_cache=False)
+    answer = (reader if network.generates else reader.base_model)(tokens, position_ids=positions, use_cache=False)
     last = answer.logits if network.generates else answer.last_hidden_state
     return last[0, -1].float()
 

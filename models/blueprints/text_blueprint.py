@@ -155,8 +155,7 @@ class TextBlueprint(ModuleBlueprint):
     def not_native(self) -> str | None:
         if find_recorder(self.config.graphs, self.device) is not None:
             return f"graphs={self.config.graphs!r}"
-        rows = getattr(self.checkpoint.config, "mm_tokens_per_image", 0)
-        if rows > NATIVE_ROWS:
+        if (rows := self.checkpoint.together) > NATIVE_ROWS:
             return f"{rows} rows of an image see each other; known: up to {NATIVE_ROWS}"
         return super().not_native()
 

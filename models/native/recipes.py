@@ -194,7 +194,6 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
         evolve(_GEMMA2, norms=("input_layernorm", "", "pre_feedforward_layernorm", "")),
     ),
     "gemma3_text": ("Gemma3DecoderLayer", _GEMMA3),
-    "gemma4": ("Gemma4TextDecoderLayer", evolve(_GEMMA3, shares=True)),
     "gemma4_text": ("Gemma4TextDecoderLayer", evolve(_GEMMA3, shares=True)),
     "helium": ("HeliumDecoderLayer", Recipe(paired=True)),
     "ernie4_5": ("Ernie4_5DecoderLayer", Recipe(paired=True)),

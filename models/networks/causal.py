@@ -6,7 +6,7 @@ One call of the module feeds all chunks of a step, flattened into rows; `paged.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -62,10 +62,15 @@ class CausalNetwork(Network):
     native: Runner | None = None  # computes all steps; then the module serves comparisons alone
     graphs: GraphManager | None = None  # records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module can compute only the wanted logits
+    _others: Mapping[int, int] = field(init=False)  # see `Family.read_as`
 
     @_keeps.default
     def _find_out(self) -> bool:
         return "logits_to_keep" in signature(self.model.module.forward).parameters
+
+    @_others.default
+    def _find_others(self) -> Mapping[int, int]:
+        return {} if self.family is None else self.family.read_as(self.model.module.config)
 
     @property
     def decoder(self) -> Any:
@@ -97,11 +102,11 @@ class CausalNetwork(Network):
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         assert self.generates, "a model without a head for tokens is asked for some"
-        fixed = None if self.graphs is None else _fixed(feeds)
-        if self.graphs is not None and fixed is not None:
+        positions = None if self.graphs is None else _fixed(feeds)
+        if self.graphs is not None and positions is not None:
             rows = self._lay_out(feeds, wanted)
             self.paged.enter([feed.part for feed in feeds])
-            logits = self.graphs.run(rows, *fixed)
+            logits = self.graphs.run(rows, self._tokens(feeds), positions)
             if logits is not None:  # logits of all rows
                 return logits.index_select(0, torch.tensor(rows.wanted, dtype=torch.long, device=self.device)).float()
         return self.rows(feeds, wanted, outputs)
@@ -128,7 +133,13 @@ class CausalNetwork(Network):
         rows = Rows.of(parts, wanted, self.paged.page_size, states=self.states, kept=kept)
         if not self._sees_items(feeds):
             return rows
-        return evolve(rows, seen=[last for feed in feeds for last in _seen(feed)])
+        seen = [last for feed in feeds for last in _seen(feed)]
+        return evolve(rows, seen=seen, in_windows=self.family is not None and self.family.in_windows)
+
+    def _tokens(self, feeds: Sequence[Feed]) -> list[int]:
+        """Returns the tokens of all rows as the decoder reads them."""
+        tokens = [token for feed in feeds for token in feed.tokens]
+        return [self._others.get(token, token) for token in tokens] if self._others else tokens
 
     def _sees_items(self, feeds: Sequence[Feed]) -> bool:
         """True if some rows of the step see rows behind them."""
@@ -152,8 +163,8 @@ class CausalNetwork(Network):
             rows = evolve(rows, turns=self.native.turned(_axes_of(feeds)))
         if any(map(_holds_items, feeds)):
             embedded, *added = self._embed(feeds, rows.starts, outputs)
-            return embedded.float().contiguous(), evolve(rows, added=added)
-        return [token for feed in feeds for token in feed.tokens], rows
+            return embedded.float().contiguous(), evolve(rows, added=added, tokens=self._tokens(feeds))
+        return self._tokens(feeds), rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
         return list(map(self._pool, feeds, self.read(feeds, outputs)))
@@ -187,7 +198,7 @@ class CausalNetwork(Network):
             use_cache=False,
             triolet=PagedCall(step=PagedStep(self.paged, rows), witness=self.witness, added=tuple(added)),
             **options,
-            **_by_layer(self.decoder, [token for feed in feeds for token in feed.tokens], self.device),
+            **_by_layer(self.decoder, self._tokens(feeds), self.device),
         )
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
@@ -217,9 +228,8 @@ class CausalNetwork(Network):
         Args:
             starts: the first row of each chunk.
         """
-        fed = [token for feed in feeds for token in feed.tokens]
         embed = self.model.module.get_input_embeddings()
-        embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
+        embeddings: Tensor = embed(torch.tensor(self._tokens(feeds), device=self.device))
         if self.family is None or not any(map(_holds_items, feeds)):
             return (embeddings,)
         width = embeddings.shape[1]
@@ -243,22 +253,24 @@ class CausalDecode:
     model: TransformerModel
     paged: PagedKV
     axes: bool  # whether the model reads positions in three dimensions
+    family: Family | None
 
     @classmethod
     def of(cls, network: CausalNetwork) -> CausalDecode:
         """Makes the decode for a network's model, pages and positions."""
         family, module = network.family, network.model.module
         axes = family is not None and family.positions(module, (0,), ()) is not None
-        return cls(model=network.model, paged=network.paged, axes=axes)
+        return cls(model=network.model, paged=network.paged, axes=axes, family=family)
 
     def __call__(self, inputs: FixedInputs) -> None:
         module = self.model.module
+        decoder = module if self.family is None else self.family.text(module)
         answer = module(
             inputs_embeds=module.get_input_embeddings()(inputs.token_ids)[None],
             position_ids=inputs.positions.expand(3, 1, -1) if self.axes else inputs.positions[None],
             use_cache=False,
             triolet=PagedCall(step=FixedStep(self.paged, inputs)),
-            **_by_layer(module, inputs.token_ids, inputs.token_ids.device),
+            **_by_layer(decoder, inputs.token_ids, inputs.token_ids.device),
         )
         inputs.logits.copy_(answer.logits[0])
 
@@ -280,18 +292,17 @@ def _by_layer(decoder: Any, tokens: Tensor | Sequence[int], device: torch.device
     return {"per_layer_inputs": base.get_per_layer_inputs(torch.as_tensor(tokens, device=device)[None])}
 
 
-def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:
-    """Returns the tokens of a step that only decodes, and their positions as the model counts them. ``None``: the step
-    does more than decode."""
-    token_ids, positions = list[int](), list[int]()
+def _fixed(feeds: Sequence[Feed]) -> list[int] | None:
+    """Returns the positions of a step that only decodes, as the model counts them. ``None``: the step does more than
+    decode."""
+    positions = list[int]()
     for feed in feeds:
         start, notes = feed.part.start, feed.record.notes
         bent = notes.positions is not None and start < notes.positions.shape[1]  # its three positions differ
         if feed.part.length != 1 or _holds_items(feed) or bent:  # draft tokens lengthen the chunk
             return None
-        token_ids.append(feed.record.tokens[start])
         positions.append(start + notes.delta)
-    return token_ids, positions
+    return positions
 
 
 def _holds_items(feed: Feed) -> bool:

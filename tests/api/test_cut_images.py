@@ -1,5 +1,6 @@
-"""Images whose rows see each other, as those of Gemma 3, or enter several layers and have positions in three axes, as
-those of Qwen3-VL: a chunk, a prefix or a failed step may end within an image, and no token or bit changes."""
+"""Images whose rows see each other, as those of Gemma 3 and, in windows, Gemma 4, or enter several layers and have
+positions in three axes, as those of Qwen3-VL: a chunk, a prefix or a failed step may end within an image, and no token
+or bit changes."""
 
 from __future__ import annotations
 
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 import trio
+from attrs import evolve
 from PIL import Image
+from transformers import Gemma4ForConditionalGeneration
 
-from triolet import Engine, EngineConfig, SamplingParams
+from triolet import Engine, EngineConfig, SamplingParams, Speculation
 from triolet.models.blueprints.read import read_blueprint
+from triolet.models.executor import TorchExecutor
 from triolet.models.native.library import Library
 from triolet.models.networks.network import Feed
 from triolet.models.sampler import Sampler
@@ -21,6 +25,7 @@ from triolet.models.sampler import Sampler
 from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
 from ..models.media import Checkpoint, picture
+from ..models.texts import Driver, Job, generate, noise
 from .scarcity import ROUNDS
 
 TOKENS = 8
@@ -34,7 +39,7 @@ ASKS = (  # prompts with placeholders, and numbers of images
 Bits = tuple[tuple[int, ...], tuple[float, ...]]
 
 
-@pytest.fixture(scope="module", params=["gemma3_vision", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["gemma3_vision", "gemma4_vision", "qwen3_vl"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(request.param, make_checkpoint(request.param, tmp_path_factory.mktemp("model")))
 
@@ -43,12 +48,12 @@ def images(numbers: Sequence[int]) -> list[Image.Image]:
     return [picture(30 + number, 50, number) for number in numbers]
 
 
-def expected(checkpoint: Checkpoint, asked: str, numbers: Sequence[int]) -> tuple[int, ...]:
+def expected(checkpoint: Checkpoint, asked: str, numbers: Sequence[int], **more: Any) -> tuple[int, ...]:
     prompt = asked.format(checkpoint.placeholder)
     inputs: Any = checkpoint.tokenizer(prompt, return_tensors="pt")
     if numbers:
         inputs = checkpoint.process(prompt, images(numbers))
-    options: dict[str, Any] = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, **more}
     with torch.inference_mode():
         tokens = checkpoint.reference.generate(**inputs, **options, eos_token_id=None)
     return tuple(tokens[0, inputs["input_ids"].shape[1] :].tolist())
@@ -78,13 +83,14 @@ async def answers(checkpoint: Checkpoint, *, together: bool, **changes: Any) -> 
 async def test_chunks_that_end_within_an_image_change_no_token(
     native: bool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor, where the library computes, a bit: chunks of 5 rows, for images of 8 or more, and pages of 4."""
+    """Nor, where the library computes, a bit: chunks of few rows, of which an image has more, and pages of 4."""
     if not native:
         monkeypatch.setattr(Library, "load", classmethod(lambda _: None))
     tokens = [expected(checkpoint, *ask) for ask in ASKS]
     alone = await answers(checkpoint, together=False, prefix_caching=False)
     assert [found for found, _ in alone] == tokens
-    for changes in ({"max_step_tokens": 5, "page_size": 4}, {"max_step_tokens": 23, "page_size": 8, "max_running": 3}):
+    few = {"max_step_tokens": 29 if checkpoint.name == "gemma4_vision" else 5, "page_size": 4}
+    for changes in (few, {"max_step_tokens": 23, "page_size": 8, "max_running": 3}):
         cut = await answers(checkpoint, together=True, **changes)
         assert [found for found, _ in cut] == tokens
         assert cut == alone or not (native and Library.load())
@@ -133,6 +139,36 @@ async def test_a_prefix_that_ends_within_an_image_is_shared_up_to_there(checkpoi
             (span,) = prepared.items[0].spans
             stop = engine.statistics().requests.tokens_cached - before
             assert (span[0] < stop < span[1]) == bool(cached), (stop, span)
+
+
+@pytest.mark.parametrize("settings", [{"graphs": "eager"}, {"speculation": Speculation(tokens=3)}], ids=str)
+async def test_images_of_a_smaller_gemma4_see_what_is_before_them(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Its embeddings see each other in no layer. Also in beams, with draft tokens, and where graphs are recorded."""
+    folder = make_checkpoint("gemma4_vision", tmp_path)
+    rewrite(folder / "config.json", text_config=lambda text: {**text, "use_bidirectional_attention": None})
+    checkpoint, (asked, numbers) = Checkpoint.open("gemma4_vision", folder), ASKS[0]
+    assert not hasattr(checkpoint.module.model, "audio_tower")
+    config = EngineConfig(device="cpu", dtype="float32", max_step_tokens=48, page_size=8, verify=True, **settings)
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    async with Engine(folder, config=config) as engine:
+        prompt, given = asked.format(checkpoint.placeholder), images(numbers)
+        told = await engine.generate(prompt, images=given, sampling=sampling)
+        searched = await engine.generate(prompt, images=given, sampling=evolve(sampling, beam_size=2))
+    assert told.token_ids == expected(checkpoint, asked, numbers)
+    assert searched.token_ids == expected(checkpoint, asked, numbers, num_beams=2)
+
+
+def test_a_token_of_an_image_is_padding_where_no_image_stands(tmp_path: Path) -> None:
+    """A text may have been sampled that has one."""
+    folder = make_checkpoint("gemma4_vision", tmp_path)
+    model = Gemma4ForConditionalGeneration.from_pretrained(folder)
+    prompt = (*noise(9, 1), model.config.image_token_id, *noise(3, 2))
+    executor = TorchExecutor(folder, EngineConfig(device="cpu", dtype="float32", max_positions=64))
+    try:
+        (told,) = Driver(executor, executor.open()).run(Job(prompt=prompt, max_tokens=TOKENS, chunk=11))
+    finally:
+        executor.close()
+    assert told.tokens == generate(model, prompt, TOKENS)
 
 
 def test_images_of_more_rows_than_a_call_of_the_library_has_are_read_by_torch(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_5": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3_vision": "<start_of_image>",
+    "gemma4_vision": "<|image|>",
     "llava": "<image>",
     "llava_next": "<image>",
     "llava_onevision": "<image>",
@@ -62,6 +63,7 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl_moe": ("Qwen3VLProcessor", {"video_processor": None}),
     "qwen3_5": ("Qwen3VLProcessor", {"video_processor": None}),
     "gemma3_vision": ("Gemma3Processor", {"image_seq_length": 9}),
+    "gemma4_vision": ("Gemma4Processor", {"feature_extractor": None, "video_processor": None}),
     "llava": (
         "LlavaProcessor",
         {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
@@ -95,6 +97,7 @@ _MODULES = {  # of processors
     "qwen3_vl_moe": "qwen3_vl",
     "qwen3_5": "qwen3_vl",
     "gemma3_vision": "gemma3",
+    "gemma4_vision": "gemma4",
     "mistral3": "pixtral",
     **dict.fromkeys(("glm_ocr", "glm4v", "glm4v_moe"), "glm46v"),
 }

@@ -41,6 +41,7 @@ CASES = [
     ("llava", {}),
     ("qwen3_vl", {}),
     ("gemma3_vision", {}),
+    ("gemma4_vision", {}),
     ("qwen3_5", {}),
     *((name, {}) for name in IMAGE_MAKERS),
     ("smolvlm", {"quantization": "int8"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,7 +61,7 @@ def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> 
         assert torch.equal(torch.stack([payload["frames"] for payload in payloads]), frames)
         return
     pixels = [one[0] if one.dim() == 5 else one for one in (payload["pixel_values"] for payload in payloads)]
-    if "spatial_shapes" in inputs:  # LFM2-VL's
+    if inputs.keys() & {"spatial_shapes", "image_position_ids"}:  # LFM2-VL's, and Gemma 4's
         for name in payloads[0]:
             assert torch.equal(torch.cat([payload[name] for payload in payloads]), inputs[name])
         return
@@ -357,14 +358,22 @@ def test_a_processor_that_cannot_read_audio_alone_is_refused(opened: Opened, mon
         make_preparer(checkpoint.folder, checkpoint.family, checkpoint.config, checkpoint.tokenizer)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_a_video_is_refused_in_text_and_tokens(name: str, opened: Opened) -> None:
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [
+        ("qwen2_vl", "<|video_pad|>"),
+        ("qwen2_5_vl", "<|video_pad|>"),
+        ("gemma4_vision", "<|video|>"),
+        ("gemma4_vision", "<|audio|>"),
+    ],
+)
+def test_a_medium_that_is_not_read_is_refused_in_text_and_tokens(name: str, mark: str, opened: Opened) -> None:
     checkpoint = opened(name)
-    told = r"the prompt has <\|video_pad\|>, but the model reads only image; leave it out"
+    told = re.escape(f"the prompt has {mark}, but the model reads only image; leave it out")
     with pytest.raises(InvalidRequest, match=told):
-        checkpoint.prepare("see <|video_pad|>", [])
+        checkpoint.prepare(f"see {mark}", [])
     with pytest.raises(InvalidRequest, match=told):
-        checkpoint.prepare([1, checkpoint.config.video_token_id], [])
+        checkpoint.prepare([1, checkpoint.tokenizer.convert_tokens_to_ids(mark)], [])
 
 
 def test_a_feature_extractor_with_another_window_than_the_models_is_refused(
