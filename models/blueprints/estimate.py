@@ -239,7 +239,8 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
     if isinstance(blueprint, CrossedBlueprint):  # the contents of slots
         width = blueprint.decoder.hidden
         found += 4 * (NATIVE_ROWS * width + threads * 64 * width) + _ROOM
-    found += 4 * (NATIVE_ROWS * (between + largest) + threads * own)
+    rows = blueprint.native_rows if isinstance(blueprint, TextBlueprint) else NATIVE_ROWS
+    found += 4 * (rows * (between + largest) + threads * own)
     return found + positions * (turns + largest // 8) + _ROOM
 
 

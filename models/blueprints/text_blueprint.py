@@ -34,6 +34,9 @@ from ..networks.network import Network
 from .blueprint import NATIVE_ROWS, DraftParts, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder, refusal_of, refused
 
+_TOGETHER = 1120
+"""The most rows that see each other in one call of the native library."""
+
 _DRAFT_HEAD = "draft_head"
 """The name of a `DraftHead` in a module."""
 
@@ -155,8 +158,8 @@ class TextBlueprint(ModuleBlueprint):
     def not_native(self) -> str | None:
         if find_recorder(self.config.graphs, self.device) is not None:
             return f"graphs={self.config.graphs!r}"
-        if (rows := self.checkpoint.together) > NATIVE_ROWS:
-            return f"{rows} rows of an image see each other; known: up to {NATIVE_ROWS}"
+        if (rows := self.checkpoint.together) > _TOGETHER:
+            return f"{rows} rows of an image see each other; known: up to {_TOGETHER}"
         return super().not_native()
 
     def find_decoder(self, module: nn.Module) -> CausalDecoder | TextEncoder:
@@ -244,6 +247,11 @@ class TextBlueprint(ModuleBlueprint):
         return evolve(network, graphs=own("graphs", graphs))
 
     @property
+    def native_rows(self) -> int:
+        """The most rows of a call of the native library for a decoder: at least those that see each other."""
+        return max(NATIVE_ROWS, self.checkpoint.together)
+
+    @property
     def text_rows(self) -> int:
         """The most rows of a call of the native library for an encoder: at least those of the longest text."""
         return max(NATIVE_ROWS, self.text_positions)
@@ -259,7 +267,8 @@ class TextBlueprint(ModuleBlueprint):
             program, counted = decoder.program(self.text_positions), self.text_positions
             most = counted if program.uncounted is None else counted + 1
             return self.open_runner(program, rows=self.text_rows, positions=most)
-        return self.open_runner(decoder.program(max(LONGEST, self.positions)), network.paged)  # for comparisons
+        program = decoder.program(max(LONGEST, self.positions))  # for comparisons
+        return self.open_runner(program, network.paged, rows=self.native_rows)
 
     def prove(self, network: Network) -> None:
         if isinstance(network, EncoderNetwork):

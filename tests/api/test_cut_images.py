@@ -16,6 +16,7 @@ from PIL import Image
 from transformers import Gemma4ForConditionalGeneration
 
 from triolet import Engine, EngineConfig, SamplingParams, Speculation
+from triolet.models.blueprints.blueprint import NATIVE_ROWS
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.executor import TorchExecutor
 from triolet.models.native.library import Library
@@ -173,9 +174,21 @@ def test_a_token_of_an_image_is_padding_where_no_image_stands(tmp_path: Path) ->
 
 def test_images_of_more_rows_than_a_call_of_the_library_has_are_read_by_torch(tmp_path: Path) -> None:
     folder = make_checkpoint("gemma3_vision", tmp_path)
-    rewrite(folder / "config.json", mm_tokens_per_image=289)
+    rewrite(folder / "config.json", mm_tokens_per_image=1156)
     told = read_blueprint(folder, EngineConfig(device="cpu", dtype="float32")).not_native()
-    assert told == "289 rows of an image see each other; known: up to 256"
+    assert told == "1156 rows of an image see each other; known: up to 1120"
+
+
+async def test_a_call_of_the_library_has_the_rows_of_the_largest_image(tmp_path: Path) -> None:
+    folder = make_checkpoint("gemma4_vision", tmp_path)
+    rewrite(folder / "preprocessor_config.json", max_soft_tokens=280)
+    checkpoint, (asked, numbers) = Checkpoint.open("gemma4_vision", folder), ASKS[1]
+    config = EngineConfig(device="cpu", dtype="float32", max_step_tokens=100)
+    async with Engine(folder, config=config) as engine:
+        prompt, sampling = asked.format(checkpoint.placeholder), SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+        told = await engine.generate(prompt, images=images(numbers), sampling=sampling)
+    assert told.usage.prompt_tokens > NATIVE_ROWS
+    assert told.token_ids == expected(checkpoint, asked, numbers)
 
 
 def _placed(checkpoint: Checkpoint, prompt: str) -> int:

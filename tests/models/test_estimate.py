@@ -16,6 +16,7 @@ from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
 
+from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.drafting import make_drafting
 from ..checkpoints.families import make_checkpoint
 from ..checkpoints.frame_families import FRAME_MAKERS
@@ -92,6 +93,14 @@ def test_room_for_draws_of_many_threads_is_thought_of(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     settings = EngineConfig(device="cpu", threads=16, max_positions=64)
     thought, found = estimate(tmp_path, settings).by_owner["native"], held(tmp_path, settings).get("native", 0)
+    assert found <= thought <= found + (4 << 20)
+
+
+def test_room_for_all_rows_of_an_image_that_see_each_other_is_thought_of(tmp_path):
+    folder = make_checkpoint("gemma4_vision", tmp_path)
+    rewrite(folder / "preprocessor_config.json", max_soft_tokens=1120)
+    settings = EngineConfig(device="cpu", threads=1)
+    thought, found = estimate(folder, settings).by_owner["native"], held(folder, settings).get("native", 0)
     assert found <= thought <= found + (4 << 20)
 
 
