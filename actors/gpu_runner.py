@@ -15,7 +15,7 @@ from attrs import define, field
 
 from ..core import events, tracebacks
 from ..core.config import EngineConfig
-from ..core.errors import DeviceLost, EngineTeardownError
+from ..core.errors import DeviceLost, EngineTeardownError, caused
 from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..core.plan import DeviceMemory, StepPlan, StepResult
@@ -355,9 +355,7 @@ class GpuRunner:
 
     def _report_sleep(self, error: Exception | None) -> None:
         if isinstance(error, ExceptionGroup):  # errors of releases
-            failure = _NotGivenBack(_told(error))
-            failure.__cause__ = error
-            self._fail(failure)
+            self._fail(caused(_NotGivenBack(_told(error)), error))
             return
         if error is not None:  # later messages were dropped, so the lanes start anew
             self.to_scheduler.send_nowait(m.OrderFailed(Order.SLEEP, error))

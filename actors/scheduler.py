@@ -12,7 +12,7 @@ import trio
 from attrs import define, field
 
 from ..core import events
-from ..core.errors import EngineAsleep, EngineClosed, EngineError, EngineStateError
+from ..core.errors import EngineAsleep, EngineClosed, EngineError, EngineStateError, caused
 from ..core.plan import StepPlan
 from ..core.planning import actions as a
 from ..core.planning.planner import Planner
@@ -332,8 +332,7 @@ def _answer(replies: list[m.Reply], error: Callable[[], Exception | None] = lamb
 
 def _cannot_sleep(cause: Exception) -> EngineError:
     error = EngineError(f"the device could not be given back, and is still held ({type(cause).__name__}: {cause})")
-    error.__cause__ = cause
-    return error
+    return caused(error, cause)
 
 
 def _cannot_wake(cause: Exception) -> EngineAsleep:
@@ -341,8 +340,7 @@ def _cannot_wake(cause: Exception) -> EngineAsleep:
         f"the engine sleeps, and the device could not be taken again ({type(cause).__name__}: {cause}); free some of "
         f"it and try again"
     )
-    error.__cause__ = cause
-    return error
+    return caused(error, cause)
 
 
 def _stopped() -> EngineClosed:

@@ -25,7 +25,7 @@ from attrs import define, field
 from ..core import events, log_lines, tracebacks
 from ..core.batch_size import BatchSize
 from ..core.config import EngineConfig
-from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed
+from ..core.errors import EngineClosed, EngineTeardownError, InvariantViolation, RunnerCrashed, caused
 from ..core.executor import Executor
 from ..core.ledger import EncoderLedger
 from ..core.model import ModelDescription
@@ -315,8 +315,7 @@ class Supervisor:
                 f"the runner stopped ({type(cause).__name__}: {cause}), so requests that were running cannot go on; "
                 "open a new engine and send them again"
             )
-            crash.__cause__ = cause
-            self._to_scheduler.send_nowait(m.RunnerStopped(crash))
+            self._to_scheduler.send_nowait(m.RunnerStopped(caused(crash, cause)))
             self._to_encoder_cache.send_nowait(m.RunnerLost())
         self._stop.set()
         self._body.cancel()
@@ -419,13 +418,12 @@ class Supervisor:
             return told
         fault = fault or told
         if fault is not None:
-            error: Exception = RunnerCrashed(
+            error = RunnerCrashed(
                 f"a part of the engine failed ({type(fault).__name__}: {fault}); the engine was stopped"
             )
-            error.__cause__ = fault
             for further in teardown_errors:
                 error.add_note(str(further))
-            return error
+            return caused(error, fault)
         return teardown_errors[0] if teardown_errors else None
 
 

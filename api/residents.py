@@ -32,6 +32,7 @@ from ..core.errors import (
     InvariantViolation,
     RunnerCrashed,
     TrioletError,
+    caused,
 )
 from ..core.log_lines import Line
 from ..core.residency import Decision, Grant, Load, Model, ModelState, Refuse, Residency, Size, Unload
@@ -384,11 +385,9 @@ def _again(error: Exception, more: str = "") -> Exception:
     """Returns another error with the same text and ``more``. Two tasks must not raise the same object."""
     again: Exception
     if isinstance(error, TrioletError) and not isinstance(error, InvariantViolation):
-        again = type(error)(f"{error}{more}")
-        again.__cause__ = error.__cause__
+        again = caused(type(error)(f"{error}{more}"), error.__cause__)
     else:
-        again = EngineError(f"{type(error).__name__}: {error}{more}")
-        again.__cause__ = error
+        again = caused(EngineError(f"{type(error).__name__}: {error}{more}"), error)
     for note in getattr(error, "__notes__", ()):
         again.add_note(note)
     return again

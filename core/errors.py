@@ -32,11 +32,18 @@ Each message names the given value, what is allowed, and what to do. ``http_stat
 from __future__ import annotations
 
 import types
-from typing import TypeAlias
+import typing
 
-Left: TypeAlias = tuple[type[BaseException] | None, BaseException | None, types.TracebackType | None]
+Left: typing.TypeAlias = tuple[type[BaseException] | None, BaseException | None, types.TracebackType | None]
 """The error with which a block is left, as ``__exit__`` is told: its class, itself and its traceback, or ``None`` for
 each."""
+_Error = typing.TypeVar("_Error", bound=BaseException)
+
+
+def caused(error: _Error, cause: BaseException | None) -> _Error:
+    """Returns ``error`` with its ``cause``, as ``raise error from cause`` leaves it: others will raise it."""
+    error.__cause__ = cause
+    return error
 
 
 class TrioletError(Exception):

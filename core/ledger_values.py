@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import define, field, frozen
 
-from .errors import EncodeFailed, RequestTooLarge
+from .errors import EncodeFailed, RequestTooLarge, caused
 from .ledger_table import State
 from .ordered import Place
 from .request import EncoderItem
@@ -72,8 +72,7 @@ def encode_failure(error: Exception) -> EncodeFailed:
         f"the encoder failed on this request's input twice, alone in its batch ({type(error).__name__}: {error}); "
         f"other requests go on; the input is the likely cause"
     )
-    failure.__cause__ = error
-    return failure
+    return caused(failure, error)
 
 
 def too_large(size: int, capacity: int) -> RequestTooLarge:

@@ -1,10 +1,12 @@
 """The draft of a step: what the step feeds, which sequences it starts and preempts. Nothing changes before the draft is
-committed."""
+committed. It is an `InFlightStep` from then on, until it is answered."""
 
 from __future__ import annotations
 
 from attrs import define, field
 
+from ..ledger_values import Hold
+from ..plan import StepPlan
 from .sequence import Sequence
 
 
@@ -81,3 +83,24 @@ class StepDraft:
         tokens too, the prompt gets up to half of them, or up to ``least``."""
         most = max(self.tokens // 2, least) if others else self.tokens
         return min(wanted, most, self.tokens)
+
+
+@define(eq=False)
+class InFlightStep:
+    """A dispatched step, and the sequences that its answer concerns."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    writes: tuple[Sequence, ...]  # sequences whose cross KV the step writes
+    reads: tuple[Hold, ...]  # holds of the encoder outputs that the step reads
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of the step's requests."""
+        return tuple([sequence.request.id for sequence in self.sequences])
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The ids of the requests that get a token from the step, or go on with their beam search."""
+        pairs = zip(self.sequences, self.plan.chunks, strict=True)
+        return tuple([one.request.id for one, chunk in pairs if chunk.samples and one.request.reads is None])

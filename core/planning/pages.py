@@ -107,6 +107,26 @@ class PageAllocator:
             else:
                 self._free.append(page)
 
+    def resident(self, key: Key) -> bool:
+        """True if a page is listed under ``key``, so that sequences can share it."""
+        return key in self._listed
+
+    def share(self, key: Key) -> int:
+        """Adds one user to the page that is listed under ``key``, and returns the page."""
+        page = self._listed[key]
+        self.join((page,))
+        return page
+
+    def unlist(self, key: Key) -> None:
+        """Unlists the page under ``key``, if there is one. Its users keep it."""
+        page = self._listed.pop(key, None)
+        if page is None:
+            return
+        del self._keys[page]
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
+
     def forget_contents(self) -> None:
         """Unlists all pages, since their contents are lost. Sequences keep the pages that they use."""
         self._free.extend(reversed(self._cached))
@@ -128,19 +148,9 @@ class CrossSlots(PageAllocator):
         """The number of slots that sequences use."""
         return self.total - self.free
 
-    def resident(self, key: str) -> bool:
-        """True if ``key`` has a slot that sequences can share."""
-        return key in self._listed
-
     def in_use(self, key: str) -> bool:
         """True if ``key`` is resident, and a sequence uses its slot."""
         return self._listed.get(key) in self._users
-
-    def share(self, key: str) -> int:
-        """Adds one user to the slot of a resident ``key``, and returns the slot."""
-        slot = self._listed[key]
-        self.join((slot,))
-        return slot
 
     def take(self, key: str) -> int:
         """Takes a slot that ``key`` will be written into, with one user, and returns the slot."""
@@ -152,9 +162,5 @@ class CrossSlots(PageAllocator):
 
     def write_failed(self, key: str, slot: int) -> None:
         """Unlists a slot whose write failed, so that no sequence joins it. The users of the slot must leave."""
-        if self._listed.get(key) != slot:
-            return  # already unlisted
-        del self._listed[key], self._keys[slot]
-        if slot in self._cached:
-            del self._cached[slot]
-            self._free.append(slot)
+        if self._listed.get(key) == slot:
+            self.unlist(key)

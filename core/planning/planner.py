@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from attrs import asdict, define, evolve, field
 
 from ..batch_size import BatchSize
-from ..errors import RunnerCrashed
+from ..errors import RunnerCrashed, caused
 from ..events import RequestPreempted, RequestStarted, RequestSuspected, StepShrunk
 from ..ledger_values import Hold, too_large
 from ..ordered import Ordered
@@ -34,8 +34,7 @@ from ..request import EncoderItem, Request
 from .acquirer import Acquirer
 from .actions import Abort, Action, Commit, Fail, Finish
 from .acts import Acts
-from .draft import Part, StepDraft
-from .in_flight import InFlightStep
+from .draft import InFlightStep, Part, StepDraft
 from .limits import PlannerLimits
 from .quarantine import Quarantine
 from .room import Room
@@ -490,6 +489,4 @@ def _cross_write(sequence: Sequence) -> CrossWrite:
 
 def _one_more(error: RunnerCrashed) -> RunnerCrashed:
     """Returns a copy of ``error`` for each request: two tasks must not raise the same object."""
-    failure = RunnerCrashed(str(error))
-    failure.__cause__ = error.__cause__
-    return failure
+    return caused(RunnerCrashed(str(error)), error.__cause__)

@@ -17,7 +17,7 @@ from functools import partial
 
 from attrs import define, field
 
-from ..errors import PoisonRequest
+from ..errors import PoisonRequest, caused
 
 _WINDOW = 64  # steps that are remembered
 _CHANCE = 1e-4  # a request is poison if an innocent one would crash as often with a lower probability than this
@@ -119,14 +119,13 @@ class Quarantine:
         """
         if not self._is_poison(self._suspects[request_id], request_id, steps):
             return None
+        self._history.condemned(request_id)
         crashes = self._suspects[request_id].crashes_alone
         poison = PoisonRequest(
             f"request {request_id} crashed its step {crashes} times, also when it ran alone; the other requests go "
             f"on. The last error was {type(error).__name__}: {error}"
         )
-        poison.__cause__ = error
-        self._history.condemned(request_id)
-        return poison
+        return caused(poison, error)
 
     def _is_poison(self, suspect: _Suspect, request_id: str, steps: int) -> bool:
         """True if the suspect is poison. Crashes in the step that samples its next token prove most, since that step

@@ -82,7 +82,7 @@ class Room:
     def _kept_pages(self, sequence: Sequence, most: int) -> int:
         """Returns the number of pages, up to ``most``, that the last kept state of the sequence's prefix has read."""
         ends = range(most, 0, -1)
-        return next((end for end in ends if self.states.has(sequence.page_keys.last_of(end))), 0)
+        return next((end for end in ends if self.states.resident(sequence.page_keys.last_of(end))), 0)
 
     def states_for(self, sequence: Sequence, cached: tuple[int, ...], joined: Container[bytes]) -> int:
         """Returns the number of states that ``sequence`` takes when it starts behind ``cached`` pages: one for each
@@ -106,11 +106,12 @@ class Room:
         """Gives a sequence that starts its ``cached`` pages, the state that has read them, and the slot of its cross KV
         if that is resident."""
         if self.limits.states and self.limits.prefix_caching:
-            sequence.find_ends(len(self.pages.find(sequence.page_keys.upto(sequence.tokens, sequence.most_cached()))))
+            behind = sequence.page_keys.upto(sequence.tokens, sequence.most_cached(), first=len(cached))
+            sequence.find_ends(len(cached) + len(self.pages.find(behind)))
         self.pages.join(cached)
         sequence.pages = cached
         if self.limits.states and cached:
-            sequence.source = self.states.join_listed(sequence.page_keys.last_of(len(cached)))
+            sequence.source = self.states.share(sequence.page_keys.last_of(len(cached)))
         if sequence.cross_item is not None and self.slots.resident(sequence.cross_item.key):
             sequence.slot = self.slots.share(sequence.cross_item.key)
 

@@ -24,16 +24,6 @@ class StatePool(PageAllocator):
         super().__attrs_post_init__()
         self.evicted = self._worth.discard
 
-    def has(self, key: Key) -> bool:
-        """True if a state is listed under ``key``."""
-        return key in self._listed
-
-    def join_listed(self, key: Key) -> int:
-        """Adds one user to the state that is listed under ``key``, and returns the state."""
-        state = self._listed[key]
-        self.join((state,))
-        return state
-
     def is_cached(self, key: Key) -> bool:
         """True if a state is listed under ``key``, and nobody uses it."""
         return self._listed.get(key) in self._cached
@@ -55,14 +45,8 @@ class StatePool(PageAllocator):
 
     def unlist(self, key: Key) -> None:
         """Unlists the state under ``key``, if there is one: its pages are gone. Its users keep it."""
-        state = self._listed.pop(key, None)
+        super().unlist(key)
         self._worth.discard(key)
-        if state is None:
-            return
-        del self._keys[state]
-        if state in self._cached:
-            del self._cached[state]
-            self._free.append(state)
 
     def forget_contents(self) -> None:
         super().forget_contents()

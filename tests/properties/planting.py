@@ -61,6 +61,8 @@ def _mistaken(original: Any, fragment: str, mistake: str) -> object:
     occurrences = source.count(fragment)
     assert occurrences == 1, f"{fragment!r} occurs {occurrences} times in {function.__qualname__}"
     source = source.replace(fragment, mistake)
+    owner = function.__qualname__.rpartition(".")[0]
+    source = source.replace("super()", f"super({owner}, self)")  # a function alone does not know its class
     filename = f"<mutant of {function.__qualname__}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     code = compile(source, filename, "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)

@@ -11,8 +11,6 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from triolet.core.trace import NO_STATE_SHARED
 from triolet_testing.clients import SCENARIOS
@@ -26,6 +24,7 @@ from .test_planner_states import StatesMachine
 
 ROOM, ACTS, PLANNER = "core.planning.room:Room", "core.planning.acts:Acts", "core.planning.planner:Planner"
 POOL, OWN, BEAMS = "core.planning.states:StatePool", "core.recurrent:OwnState", "core.recurrent:BeamStates"
+BOOKS = "core.planning.pages:PageAllocator"
 
 
 def history(*steps: Step, states: int = 4) -> Killer:
@@ -64,12 +63,6 @@ RESTARTS = history(asks(*ONE), works, restarts, asks(*ONE, 11), works)
 HITS_BESIDE_ANOTHER = history(asks(*ONE), works, asks(50, max_tokens=4), plans, asks(*ONE, 11), plans, states=2)
 
 
-def pool() -> None:
-    """The machine of the states' books, which is a test of its own."""
-    few = settings(max_examples=30, stateful_step_count=30, phases=[Phase.generate])
-    run_state_machine_as_test(pools.StatesMachine, settings=few)
-
-
 MUTANTS: dict[str, tuple[Killer, str, *tuple[Fault, ...]]] = {
     "a state comes back while a step changes it": (
         SCENARIO,
@@ -83,7 +76,7 @@ MUTANTS: dict[str, tuple[Killer, str, *tuple[Fault, ...]]] = {
     "a state that is read counts as unused": (
         SCENARIO,
         NO_STATE_SHARED,
-        (f"{ROOM}.join", "self.states.join_listed(", "self.states._listed.get("),
+        (f"{ROOM}.join", "self.states.share(", "self.states._listed.get("),
         (f"{ROOM}._release_source", "self.states.give_back((sequence.source,))", "pass"),
     ),
     "a state is found before its step is answered": (
@@ -187,12 +180,12 @@ MUTANTS: dict[str, tuple[Killer, str, *tuple[Fault, ...]]] = {
     "what is unlisted is lost": (
         SCENARIO,
         "wait for ever",
-        (f"{POOL}.unlist", "        self._free.append(state)\n", "        pass\n"),
+        (f"{BOOKS}.unlist", "        self._free.append(page)\n", "        pass\n"),
     ),
     "what is unlisted is free, though it is read": (
         pools.test_what_is_read_neither_gives_way_nor_comes_back,
         "it counts as free though it is read",
-        (f"{POOL}.unlist", "        self._free.append(state)\n", "    self._free.append(state)\n"),
+        (f"{BOOKS}.unlist", "        self._free.append(page)\n", "    self._free.append(page)\n"),
     ),
     "a state gives way though it is read": (
         pools.test_what_is_read_neither_gives_way_nor_comes_back,
@@ -200,7 +193,7 @@ MUTANTS: dict[str, tuple[Killer, str, *tuple[Fault, ...]]] = {
         (f"{POOL}.give_way", " and self.is_cached(key)", ""),
     ),
     "what is gone is worth keeping": (
-        pool,
+        pools.test_what_is_unlisted_is_no_longer_worth_keeping,
         "nothing is worth keeping that is gone",
         (f"{POOL}.unlist", "    self._worth.discard(key)\n", ""),
     ),

@@ -87,7 +87,7 @@ class StatesMachine(SearchMachine):
         if sequence.beams == self.limits.states:
             return 0, 0
         for most in super().found_pages(sequence):
-            ends = [end for end in range(1, most + 1) if room.states.has(sequence.page_keys.last_of(end))]
+            ends = [end for end in range(1, most + 1) if room.states.resident(sequence.page_keys.last_of(end))]
             found.append(max(ends, default=0))
         self.seen["a page is found without a state"] += found[0] < super().found_pages(sequence)[0]
         return found[0], found[1]

@@ -44,6 +44,7 @@ from triolet.core.errors import (
     EngineTeardownError,
     InvalidRequest,
     RunnerCrashed,
+    caused,
 )
 from triolet.core.model import ModelDescription
 from triolet.core.request import Request, Structure
@@ -414,6 +415,5 @@ def _is_blameless(cause: BaseException) -> bool:
 
 
 def _failed(cause: Exception) -> EngineError:
-    failure = EngineError(f"the cluster failed ({type(cause).__name__}: {cause}); the request is not at fault")
-    failure.__cause__ = cause
-    return failure
+    told = f"the cluster failed ({type(cause).__name__}: {cause}); the request is not at fault"
+    return caused(EngineError(told), cause)

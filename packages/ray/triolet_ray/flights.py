@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
-from triolet.core.errors import PoisonRequest
+from triolet.core.errors import PoisonRequest, caused
 from triolet.core.plan import SampledToken
 from triolet.core.request import Request
 
@@ -115,8 +115,7 @@ class Flight:
             f"request {self.request.id} was running on {self.losses} replicas when they were lost, {how}; it is not "
             f"sent to another replica. The last replica was lost by {type(cause).__name__}: {cause}"
         )
-        error.__cause__ = cause
-        return error
+        return caused(error, cause)
 
 
 @define

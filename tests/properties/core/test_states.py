@@ -67,10 +67,10 @@ class StatesMachine(Machine):
 
     @rule(key=st.sampled_from(KEYS))
     def go_on(self, key: str) -> None:
-        assert self.states.has(key) == (key in self.listed)
+        assert self.states.resident(key) == (key in self.listed)
         if key not in self.listed:
             return
-        state = self.states.join_listed(key)
+        state = self.states.share(key)
         assert self.written[state] == key, "no phantom: a state has read what it is found as"
         self.readers.append((state, key))
         self.unused = [one for one in self.unused if one != key]
@@ -117,7 +117,7 @@ class StatesMachine(Machine):
         assert max(Counter(self.own).values(), default=0) <= 1
         assert not set(self.own) & {state for state, _ in self.readers}, "a state that is read is never written"
         for key in KEYS:
-            assert self.states.has(key) == (key in self.listed)
+            assert self.states.resident(key) == (key in self.listed)
             assert self.states.is_cached(key) == (key in self.unused)
         assert self.states._worth == self.worth, "nothing is worth keeping that is gone"
 
@@ -135,9 +135,9 @@ def test_what_is_read_neither_gives_way_nor_comes_back():
     states = StatePool(2)
     (state,) = states.try_take(1)
     states.keep(state, "a", worth=False)
-    states.join_listed("a")
+    states.share("a")
     states.give_way("a")
-    assert states.has("a"), "it gives way though it is read"
+    assert states.resident("a"), "it gives way though it is read"
     states.unlist("a")
     assert states.free == 1, "it counts as free though it is read"
     states.give_back((state,))
@@ -206,3 +206,13 @@ def test_a_sequences_state_has_read_each_of_its_tokens_once_and_no_wrong_draft(
         for at in range(position + 1, right + 1):
             assert held[10 + at] == tuple(range(at)), "what is kept has read what comes before it"
         position = right
+
+
+def test_what_is_unlisted_is_no_longer_worth_keeping():
+    states = StatePool(1)
+    for worth in (True, False):
+        (state,) = states.try_take(1)
+        states.keep(state, "a", worth=worth)
+        states.give_way("a")
+        assert states.resident("a") == worth, "nothing is worth keeping that is gone"
+        states.unlist("a")
