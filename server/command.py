@@ -30,8 +30,7 @@ from .manners.keys import key_fault
 if TYPE_CHECKING:
     from ..api.engine import Engine
     from ..api.engines import Engines
-    from .observers import Observers
-    from .server import Server
+    from .server import Observers, Server
 
 KEY_VARIABLE = "TRIOLET_API_KEY"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -161,8 +160,7 @@ def serve(**given: Any) -> int:
     complains = complain if given["log_format"] == "text" else logging.getLogger("triolet.server").error
     try:
         from .heap import Heap
-        from .observers import Observers
-        from .server import Server
+        from .server import Observers, Server
         from .settings import ServerSettings
     except ImportError as error:
         complains(f"the server needs more packages: pip install 'triolet[server]' ({error})")

@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 
 import trio
 from attrs import define, field
@@ -17,13 +18,13 @@ from ..api.making import free_memory
 from ..api.residents import RETRY_SECONDS
 from ..core.budget import Account, Budget
 from ..core.errors import EngineClosed, ModelTooLarge, TrioletError, UnknownModel
+from ..core.events import Event
 from .exchange import Cut, Exchange
 from .heap import Leavings
 from .manners.limits import Flood, WrongKeys
 from .manners.paths import known_folders
 from .media import Media
 from .metrics import Metrics
-from .observers import Observers
 from .problems import Problem, Refusal, problem_of, report
 from .settings import ServerSettings
 from .spans import Spans
@@ -51,6 +52,24 @@ class EndingPace:
         """Returns an estimate of the whole seconds until the next request ends, from 1 to 60."""
         recent = [end for end in self._ends if end > now - _LOOK_BACK]
         return min(60, max(1, math.ceil((now - recent[0]) / len(recent)))) if recent else 1
+
+
+OnEvent = Callable[[str, Event], None]  # called with the model's name; must be fast and never raise
+
+
+@define(eq=False)
+class Observers:
+    """Passes the events of all engines of a server on to ``listeners``."""
+
+    listeners: list[OnEvent] = field(factory=list)
+
+    def of(self, model: str) -> Callable[[Event], None]:
+        """Returns the observer for the ``EngineConfig`` of ``model``."""
+        return partial(self._tell, model)
+
+    def _tell(self, model: str, event: Event) -> None:
+        for listener in self.listeners:
+            listener(model, event)
 
 
 @define(eq=False)

@@ -19,8 +19,8 @@ from ..schemas.base import OutputDetails, SamplingBody
 from ..schemas.base import Usage as UsageObject
 from ..schemas.chat import MOST_CHARACTERS, MOST_SCHEMA
 from ..schemas.weighing import check_object
-from .tokens import token_name, token_text
 
+_CUT = "\N{REPLACEMENT CHARACTER}"  # the text of a part of a character
 _OTHERWISE = {"logit_bias", "logprobs", "max_tokens"}
 _NAMED_ALIKE = chat.ChatRequest.model_fields.keys() & {one.name for one in fields(SamplingParams)} - _OTHERWISE
 
@@ -80,6 +80,21 @@ def usage_of(usages: Sequence[Usage], n: int) -> UsageObject:
     details = OutputDetails(reasoning_tokens=sum(usage.reasoning_tokens for usage in usages))
     told = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     return UsageObject(**told, completion_tokens_details=details)
+
+
+def token_text(tokens: TokenBytes, token: int) -> tuple[str, list[int] | None]:
+    """Returns the text and the bytes of a token. The joined bytes of all tokens are the answer in UTF-8, with the space
+    before its first word. ``None`` for the bytes: the token has no text, and its name is returned."""
+    if utf8 := tokens.of(token, token):
+        return utf8.decode(errors="replace"), list(utf8)
+    return tokens.tokenizer.convert_ids_to_tokens(token) or "", None  # a padded vocabulary has ids without a name
+
+
+def token_name(tokens: TokenBytes, token: int) -> str:
+    """Returns a text that identifies a token. For a part of a character it shows the bytes, as in OpenAI's
+    completions."""
+    text, utf8 = token_text(tokens, token)
+    return text if _CUT not in text or utf8 is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
 
 
 def chat_logprobs(known: TokenBytes, part: Completion | Delta) -> chat.Logprobs:

@@ -23,7 +23,7 @@ from ..event_stream import Events, EventStream
 from ..problems import in_their_words
 from ..schemas import speech as bodies
 from .common import answered, engine_of, exchange_of, in_header, server_of
-from .tokens import token_text
+from .sampling import token_text
 
 _SUBTITLES = {"srt": SRT, "vtt": VTT}
 _HINT = re.compile(r"; (\w+)=[^;]*$")  # at the end of a warning

@@ -279,29 +279,34 @@ def schema_of(wanted: ResponseFormat | None) -> dict[str, Any] | None:
     return (wanted.schema_ or {"type": "object"}) if isinstance(wanted, JsonObjectFormat) else None
 
 
-class ChatRequest(SamplingBody):
+class TalkBody(SamplingBody):
+    """The parameters that the bodies of all conversations have."""
+
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Given to the chat template, as vLLM does."
+    )
+    max_reasoning_tokens: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="Then the answer must begin."
+    )
+
+
+class ChatRequest(TalkBody):
     """A conversation that the model goes on with."""
 
     messages: Annotated[list[ChatMessage], up_to(MOST_MESSAGES, 1)]
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], up_to(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = Field(default=None, description="Default: true; a turn of the model begins.")
     continue_final_message: bool | None = Field(default=None, description="The answer goes on with the last message.")
     return_token_ids: bool | None = Field(default=None, description="The answer has the tokens, too.")
     modalities: Annotated[list[Literal["text"]], up_to(8)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Given to the chat template, as vLLM does."
-    )
     reasoning_effort: Effort | None = Field(default=None, description="Told to the chat template, or a budget.")
-    max_reasoning_tokens: int | None = Field(
-        default=None, ge=0, le=2**31 - 1, description="Then the answer must begin."
-    )
     verbosity: Unread = unused()
     prediction: Unread = unused("draft tokens come from the text itself")
 

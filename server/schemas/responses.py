@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from . import chat
-from .base import AnswerBody, Body, Name, OutputDetails, SamplingBody, Text, Unread, only, unused, up_to
+from .base import AnswerBody, Body, Name, OutputDetails, Text, Unread, only, unused, up_to
 
 _READ_BY_THE_CLIENT = "a member of answers, which clients send back"
 _NOTHING_IS_STORED = "nothing is stored; leave it out, and send the whole conversation as input"
@@ -169,7 +169,7 @@ class ReasoningOptions(Body):
     effort: chat.Effort | None = None
 
 
-class ResponsesRequest(SamplingBody):
+class ResponsesRequest(chat.TalkBody):
     """Items that the model goes on with."""
 
     input: Text | Annotated[list[InputItem], up_to(chat.MOST_MESSAGES, 1)]
@@ -178,15 +178,10 @@ class ResponsesRequest(SamplingBody):
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], up_to(chat.MOST_TOOLS)] | None = None
     tool_choice: _Choice | None = None
-    parallel_tool_calls: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         default=None, max_length=8
     )
     reasoning: ReasoningOptions | None = None
-    max_reasoning_tokens: int | None = Field(
-        default=None, ge=0, le=2**31 - 1, description="Then the answer must begin."
-    )
     truncation: Literal["disabled"] | None = Field(default=None, description="Longer input is refused.")
     background: Annotated[Literal[False] | None, only(False, _STAYS)] = Field(default=None, description=_STAYS)
     previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED)] = Field(
@@ -196,9 +191,6 @@ class ResponsesRequest(SamplingBody):
     prompt: Annotated[None, only(None, _NO_PROMPTS)] = Field(default=None, description=_NO_PROMPTS)
     max_tool_calls: Unread = unused("it limits OpenAI's own tools")
     prompt_cache_retention: Unread = unused()
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Given to the chat template, as vLLM does."
-    )
     n: Literal[1] | None = Field(default=None, description="Only 1, since a response is one answer.")
 
     @model_validator(mode="after")
@@ -236,7 +228,7 @@ class ResponsesRequest(SamplingBody):
     @cached_property
     def as_chat(self) -> chat.ChatRequest:
         """Returns the request as a conversation."""
-        given = {name: getattr(self, name) for name in SamplingBody.model_fields if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in chat.TalkBody.model_fields if getattr(self, name) is not None}
         tools = [
             chat.Tool(type="function", function=chat.Function(**one.model_dump(exclude={"type"})))
             for one in self.tools or ()
@@ -246,14 +238,10 @@ class ResponsesRequest(SamplingBody):
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
             logprobs=self.wants_logprobs,
-            top_logprobs=self.top_logprobs if self.wants_logprobs else None,
             response_format=_format(self.text),
             tools=tools or None,
             tool_choice=self._choice,
-            parallel_tool_calls=self.parallel_tool_calls,
-            chat_template_kwargs=self.chat_template_kwargs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
-            max_reasoning_tokens=self.max_reasoning_tokens,
             **given,
         )
         made._places, made._form = places, "text.format"

@@ -25,8 +25,7 @@ from triolet import Engine, Engines, ModelSpec
 from triolet.core.config import EngineConfig
 from triolet.server import exchange, serving
 from triolet.server.listening import Listener
-from triolet.server.observers import Observers
-from triolet.server.server import Server
+from triolet.server.server import Observers, Server
 from triolet.server.settings import ServerSettings
 
 PATIENCE = 300  # seconds, for what happens at once: only a fault takes so long
