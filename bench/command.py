@@ -30,7 +30,21 @@ REAL = "TRIOLET_REAL"
 
 _ROOM = 0.7  # share of the inputs a second that the engine handles offline
 _TRIMMED, _WINDOW = 2.0, 30.0  # seconds: the least silence after a trimmed clip; the length of a whole window
-_VARIANTS = ("float32", "bfloat16", "int8")
+
+_FILE, _COUNT, _SEVERAL = click.Path(dir_okay=False), click.IntRange(1), click.IntRange(2)
+_CLIP = click.FloatRange(1, 30)  # seconds
+_VARIANTS, _DEFAULTS = click.Choice(("float32", "bfloat16", "int8")), ("float32", "int8")
+_ONLY = "A scenario to run, such as start, one, thread or online. May be repeated. Default: all."
+_ONLINE = "The number of inputs that arrive at random times. Default: 24."
+_RATE = "The number of --online inputs that arrive per second. Default: 70 % of the engine's throughput."
+_PYTHON = (
+    "The Python interpreter that has the packages of the other engines. PEER=PYTHON: of this one. May be repeated."
+)
+_COMPUTES = "The number type in which Triolet computes. May be repeated. Default: float32 and int8."
+_LONG = "The largest length of a long clip, in seconds. Default: 25."
+_SHORT = "The largest length of a short clip, in seconds. Default: 5."
+_TOKENS = "The number of tokens to write after each prompt. Default: 64."
+_TOGETHER = "The number of prompts at once. May be repeated. Default: 8 and 32."
 
 _EXAMPLES = (
     ("triolet bench speech --model whisper-base --audio speech", ""),
@@ -64,49 +78,15 @@ def bench() -> None:
 
 def _common(command: Command) -> Command:
     for option in (
-        click.option(
-            "--json", "json_path", type=click.Path(dir_okay=False), help="Write all results into FILE, as JSON."
-        ),
-        click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the medians into FILE."),
-        click.option(
-            "--only",
-            multiple=True,
-            metavar="NAME",
-            help="A scenario to run, such as start, one, thread or online. May be repeated. Default: all.",
-        ),
-        click.option(
-            "--online",
-            type=click.IntRange(0),
-            default=24,
-            help="The number of inputs that arrive at random times. Default: 24.",
-        ),
-        click.option(
-            "--rate",
-            type=click.FloatRange(0, min_open=True),
-            help="The number of --online inputs that arrive per second. Default: 70 % of the engine's throughput.",
-        ),
-        click.option(
-            "--threads", type=click.IntRange(1), default=2, help="The number of threads of each engine. Default: 2."
-        ),
-        click.option(
-            "--rounds", type=click.IntRange(1), default=5, help="The number of rounds that are measured. Default: 5."
-        ),
-        click.option(
-            "--peer-python",
-            "peer_pythons",
-            metavar="PYTHON",
-            multiple=True,
-            help="The Python interpreter that has the packages of the other engines. PEER=PYTHON: of this one. May be "
-            "repeated.",
-        ),
-        click.option(
-            "--variant",
-            "variants",
-            type=click.Choice(_VARIANTS),
-            multiple=True,
-            default=("float32", "int8"),
-            help="The number type in which Triolet computes. May be repeated. Default: float32 and int8.",
-        ),
+        click.option("--json", "json_path", type=_FILE, help="Write all results into FILE, as JSON."),
+        click.option("--plot", "plot_path", type=_FILE, help="Draw the medians into FILE."),
+        click.option("--only", multiple=True, metavar="NAME", help=_ONLY),
+        click.option("--online", type=click.IntRange(0), default=24, help=_ONLINE),
+        click.option("--rate", type=click.FloatRange(0, min_open=True), help=_RATE),
+        click.option("--threads", type=_COUNT, default=2, help="The number of threads of each engine. Default: 2."),
+        click.option("--rounds", type=_COUNT, default=5, help="The number of rounds that are measured. Default: 5."),
+        click.option("--peer-python", "peer_pythons", metavar="PYTHON", multiple=True, help=_PYTHON),
+        click.option("--variant", "variants", type=_VARIANTS, multiple=True, default=_DEFAULTS, help=_COMPUTES),
     ):
         command = option(command)
     return command
@@ -119,19 +99,9 @@ def _common(command: Command) -> Command:
 @click.option("--model", metavar="DIR", help=f"The folder of a speech model. Default: whisper-base in ${REAL}.")
 @click.option("--audio", metavar="DIR", help=f"The folder of recordings of English speech. Default: speech in ${REAL}.")
 @peer_option("speech")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1, 30),
-    default=25.0,
-    help="The largest length of a long clip, in seconds. Default: 25.",
-)
-@click.option(
-    "--short-seconds",
-    type=click.FloatRange(1, 30),
-    default=5.0,
-    help="The largest length of a short clip, in seconds. Default: 5.",
-)
-@click.option("--together", type=click.IntRange(2), default=8, help="The number of clips at once. Default: 8.")
+@click.option("--seconds", type=_CLIP, default=25.0, help=_LONG)
+@click.option("--short-seconds", type=_CLIP, default=5.0, help=_SHORT)
+@click.option("--together", type=_SEVERAL, default=8, help="The number of clips at once. Default: 8.")
 @_common
 def speech(
     folder: str | None,
@@ -178,16 +148,8 @@ def speech(
 @click.argument("folder", metavar="[MODEL]", required=False)
 @click.option("--model", metavar="DIR", help=f"The folder of a decoder. Default: smollm2 in ${REAL}.")
 @peer_option("text")
-@click.option(
-    "--tokens", type=click.IntRange(2), default=64, help="The number of tokens to write after each prompt. Default: 64."
-)
-@click.option(
-    "--together",
-    type=click.IntRange(2),
-    multiple=True,
-    default=(8, 32),
-    help="The number of prompts at once. May be repeated. Default: 8 and 32.",
-)
+@click.option("--tokens", type=_SEVERAL, default=64, help=_TOKENS)
+@click.option("--together", type=_SEVERAL, multiple=True, default=(8, 32), help=_TOGETHER)
 @click.option("--no-draft-tokens", is_flag=True, help="Let Triolet propose no draft tokens.")
 @_common
 def text(folder: str | None, model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
@@ -219,7 +181,7 @@ def text(folder: str | None, model: str | None, tokens: int, together: tuple[int
 @click.argument("folder", metavar="[MODEL]", required=False)
 @click.option("--model", metavar="DIR", help=f"The folder of an embedding model. Default: minilm in ${REAL}.")
 @peer_option("embed")
-@click.option("--together", type=click.IntRange(2), default=64, help="The number of texts at once. Default: 64.")
+@click.option("--together", type=_SEVERAL, default=64, help="The number of texts at once. Default: 64.")
 @_common
 def embed(folder: str | None, model: str | None, together: int, **how: Any) -> int:
     """Measure vectors of texts, and the start of the engine.

@@ -18,6 +18,8 @@ from .trace import TraceFile
 _TEXTS_AT_ONCE = 256  # enough for full steps, few enough that output comes early
 
 
+_POOLING = "How the vectors of a text's tokens become one vector. Default: as the checkpoint says."
+_NORMALIZE = "Scale each vector to length 1. Default: as the checkpoint says."
 _EXAMPLES = (
     ('triolet embed BAAI/bge-small-en-v1.5 "a cat on the mat" "a dog"', ""),
     ("triolet embed BAAI/bge-small-en-v1.5 --normalize < lines.txt", "one line of JSON for each line of the file"),
@@ -32,14 +34,8 @@ _EXAMPLES = (
 )
 @click.argument("words", nargs=-1, metavar="MODEL [TEXT]...", shell_complete=folders)
 @MODEL_OPTION
-@click.option(
-    "--pooling",
-    type=click.Choice(["mean", "cls", "last"]),
-    help="How the vectors of a text's tokens become one vector. Default: as the checkpoint says.",
-)
-@click.option(
-    "--normalize/--no-normalize", default=None, help="Scale each vector to length 1. Default: as the checkpoint says."
-)
+@click.option("--pooling", type=click.Choice(["mean", "cls", "last"]), help=_POOLING)
+@click.option("--normalize/--no-normalize", default=None, help=_NORMALIZE)
 @model_options
 @click.pass_obj
 def embed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import click
 from click.shell_completion import CompletionItem
@@ -27,18 +28,11 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
     return known or folders(ctx, param, incomplete)
 
 
-MODEL_OPTION = click.option(
-    "--model", metavar="MODEL", shell_complete=complete_models, help="Another way to give MODEL."
-)
+_option = partial(click.option, "--model", metavar="MODEL", shell_complete=complete_models)
+_TOLD = "Another way to give MODEL."
+MODEL_OPTION = _option(help=_TOLD)
 """The other place of a model whose command takes it as its first word."""
-MODELS_OPTION = click.option(
-    "--model",
-    "named",
-    metavar="MODEL",
-    multiple=True,
-    shell_complete=complete_models,
-    help="Another way to give MODEL. May be repeated.",
-)
+MODELS_OPTION = _option("named", multiple=True, help=f"{_TOLD} May be repeated.")
 """The other place of the models whose command takes several."""
 
 

@@ -3,7 +3,6 @@ answers. `History` is the text before a window, in the form in which the model g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ...core.languages import LANGUAGES, language_code
 from ...core.model import ModelDescription
 from ...core.request import Request, SamplingParams
 from ...core.speech import Ask, Detection, Draft, Sound, Span, SpeechFacts, SpeechModel
+from ..inputs.vectors import softmax
 from ..outputs.languages import unknown_language
 from .options import ANY_SPEAKERS, OF_MODELS, TEMPERATURES, TranscribeOptions
 from .windows import Generated
@@ -108,10 +108,7 @@ class Context:
 def language_probabilities(languages: Iterable[str], logprobs: Sequence[float]) -> dict[str, float]:
     """Returns the probability of each language by code, among the languages alone. ``logprobs`` has the
     log-probabilities of the ``languages``, in their order."""
-    highest = max(logprobs)
-    weights = [math.exp(value - highest) for value in logprobs]
-    total = sum(weights)
-    return {code: weight / total for code, weight in zip(languages, weights, strict=True)}
+    return dict(zip(languages, softmax(logprobs), strict=True))
 
 
 def speech_model(description: ModelDescription) -> SpeechModel:

@@ -30,33 +30,18 @@ class Replicas(click.ParamType[int | tuple[int, int]]):
             return value
         found = _REPLICAS.fullmatch(str(value).strip())
         if found is None:
-            self.fail(
-                f"{value!r} is not a number of replicas; allowed: a number such as 2, or a range such as 2-8",
-                param,
-                ctx,
-            )
+            told = f"{value!r} is not a number of replicas; allowed: a number such as 2, or a range such as 2-8"
+            self.fail(told, param, ctx)
         return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
 
 
-OPTIONS = (
-    click.Option(
-        ["--replicas"],
-        type=Replicas(),
-        metavar="N|N-M",
-        help="The number of replicas of each model: 2, or 2-8 to follow demand. Default: 1.",
-    ),
-    click.Option(
-        ["--replica-cpus"],
-        type=float,
-        metavar="N",
-        help="The number of cores that Ray reserves for each replica. Default: 1.",
-    ),
-    click.Option(
-        ["--replica-gpus"],
-        type=float,
-        metavar="N",
-        help="The number of GPUs that Ray reserves for each replica. Default: 0.",
-    ),
+OPTIONS = tuple(
+    click.Option([flag], type=kind, metavar=metavar, help=f"{told}. Default: {default}.")
+    for flag, kind, metavar, told, default in (
+        ("--replicas", Replicas(), "N|N-M", "The number of replicas of each model: 2, or 2-8 to follow demand", 1),
+        ("--replica-cpus", float, "N", "The number of cores that Ray reserves for each replica", 1),
+        ("--replica-gpus", float, "N", "The number of GPUs that Ray reserves for each replica", 0),
+    )
 )
 
 

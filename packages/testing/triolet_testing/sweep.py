@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from attrs import define, field, frozen
+from attrs import define, field, fields, frozen
 
 from .clients import SCENARIOS, Scenario
 from .faults import OCCASIONS, Fault, FaultKind
@@ -56,14 +56,8 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Adds the counts of another sweep. ``seconds`` are processor time."""
-        self.runs += other.runs
-        self.faults += other.faults
-        self.judged += other.judged
-        self.by_kind += other.by_kind
-        self.by_end += other.by_end
-        self.seen += other.seen
-        self.failures += other.failures
-        self.seconds += other.seconds
+        for one in fields(Report):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 def sweep_scenario(
