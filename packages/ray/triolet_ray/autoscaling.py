@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-from .scaling import Demand, wanted_replicas
+from .scaling import wanted_replicas
 
 ENCODINGS = "encodings"  # the metric that replicas report
 
@@ -23,7 +23,8 @@ class ByDemand:
         """Returns the number of replicas, and an empty state for the next call."""
         told = (context.aggregated_metrics or {}).get(ENCODINGS, {})
         wanted = wanted_replicas(
-            Demand(requests=context.total_num_requests, encodings=sum(told.values())),
+            context.total_num_requests,
+            sum(told.values()),
             places=self._places,
             least=context.capacity_adjusted_min_replicas,
             most=context.capacity_adjusted_max_replicas,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from attrs import frozen
-
 USED = 0.75
 """The share of all places that requests may take before another replica is wanted. The remaining places are for bursts
 that are shorter than the start of a replica."""
@@ -15,21 +13,15 @@ ENCODINGS = 4
 item at a time, each encoding waits for a launch of its own."""
 
 
-@frozen(kw_only=True)
-class Demand:
-    """The work of all replicas together: ``requests`` that have not ended, and ``encodings`` that wait."""
-
-    requests: float
-    encodings: float
-
-
-def wanted_replicas(demand: Demand, *, places: int, least: int, most: int) -> int:
+def wanted_replicas(requests: float, encodings: float, *, places: int, least: int, most: int) -> int:
     """Returns the number of replicas, from ``least`` to ``most``, that has places for all requests and lets no
     encodings pile up.
 
     Args:
+        requests: the requests that have not ended, of all replicas together.
+        encodings: the encodings that wait, of all replicas together.
         places: the number of requests that one replica runs at once.
     """
-    for_requests = math.ceil(demand.requests / (USED * places))
-    for_encodings = math.ceil(demand.encodings / ENCODINGS)
+    for_requests = math.ceil(requests / (USED * places))
+    for_encodings = math.ceil(encodings / ENCODINGS)
     return max(least, min(most, max(for_requests, for_encodings)))
