@@ -120,7 +120,7 @@ class Listener:
     _shared: Shared = field(init=False)
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _over: trio.Event = field(factory=trio.Event, init=False)  # set when no connection is accepted any more
-    _one_left: trio.Event = field(factory=trio.Event, init=False)
+    _one_left: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._config = _config_of(self.settings)
@@ -173,8 +173,7 @@ class Listener:
         with trio.move_on_after(_GRACE_SECONDS):
             await self._over.wait()
             while self.connections:
-                self._one_left = trio.Event()
-                await self._one_left.wait()
+                await self._one_left.park()
         await self._shared.terminated.set()
 
     async def cut_off(self) -> None:
@@ -234,7 +233,7 @@ class Listener:
             self._tell("a connection was closed, since the client broke the protocol or was lost: %s", repr(error))
         finally:
             self.connections.pop(stream, None)
-            self._one_left.set()
+            self._one_left.unpark_all()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
                 await trio.aclose_forcefully(stream)
 

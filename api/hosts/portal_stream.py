@@ -42,7 +42,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         self._view: tuple[()] | tuple[View] = ()
         self._on_trio_source: Any = None
         self._on_trio_readers = 0
-        self._on_trio_quiet = trio.Event()
+        self._on_trio_quiet = trio.lowlevel.ParkingLot()
 
     # -- the kind ----------------------------------------------------------------------------------------------------
 
@@ -125,8 +125,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
             try:
                 await self._portal.on_trio_ending.wait()
                 while self._on_trio_readers:
-                    self._on_trio_quiet = trio.Event()
-                    await self._on_trio_quiet.wait()
+                    await self._on_trio_quiet.park()
                 while await self._on_trio_next():
                     pass
             finally:
@@ -143,7 +142,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
             if not more:
                 self._on_trio_left()
             self._on_trio_readers -= 1
-            self._on_trio_quiet.set()
+            self._on_trio_quiet.unpark_all()
 
     def _on_trio_send(self, answer: outcome.Outcome[T] | None) -> bool:
         """Sends ``answer`` and the items that are ready after it in one step, so that none overtakes another. True if

@@ -141,21 +141,6 @@ class LiveSession(Protocol):
         ...
 
 
-@define(eq=False)
-class _Bell:
-    """Wakes all tasks that wait for a change."""
-
-    _rung: trio.Event = field(factory=trio.Event, init=False)
-
-    def ring(self) -> None:
-        self._rung.set()
-        self._rung = trio.Event()
-
-    async def wait(self) -> None:
-        with Untraced(trio.Cancelled):
-            await self._rung.wait()
-
-
 class LiveTranscription:
     """Implements `LiveSession` in the engine's own loop. `listen` and `transcribe` are its two tasks. They never raise
     an error: the next call of the session's user raises it."""
@@ -175,7 +160,7 @@ class LiveTranscription:
         self._utterance = 0
         self._position = 0.0  # seconds, the end of the latest reading
         self._shown: str | None = None  # the provisional text of the last update; None: the utterance has no update
-        self._bell = _Bell()
+        self._changed = trio.lowlevel.ParkingLot()  # for all tasks that wait for a change
         self._feeding = False
         self._finished = False  # no more is fed
         self._heard = False  # all is heard
@@ -200,18 +185,18 @@ class LiveTranscription:
             for start in range(0, len(source.samples), size):
                 piece = source.part(start, start + size)
                 while self._waiting + len(piece) > most and self._failure is None and not self._closed:
-                    await self._bell.wait()
+                    await self._change()
                 self._check()
                 self._backlog.append(piece)
                 self._waiting += len(piece)
-                self._bell.ring()
+                self._changed.unpark_all()
 
     @trio.lowlevel.enable_ki_protection
     async def finish(self) -> None:
         """Implements `LiveSession.finish`."""
         self._check()
         self._finished = True
-        self._bell.ring()
+        self._changed.unpark_all()
         await trio.lowlevel.checkpoint()
 
     def __aiter__(self) -> Self:
@@ -224,8 +209,13 @@ class LiveTranscription:
             if self._read:
                 raise StopAsyncIteration
             self._check()
-            await self._bell.wait()
+            await self._change()
         return self._updates.popleft()
+
+    async def _change(self) -> None:
+        """Waits for a change."""
+        with Untraced(trio.Cancelled):
+            await self._changed.park()
 
     def _check(self) -> None:
         """Raises an error if the session cannot go on."""
@@ -250,7 +240,7 @@ class LiveTranscription:
             yield
         finally:
             self._feeding = False
-            self._bell.ring()  # `_listen` waits for this
+            self._changed.unpark_all()  # `_listen` waits for this
 
     # -- the ends ------------------------------------------------------------------------------------------------------
 
@@ -258,14 +248,14 @@ class LiveTranscription:
         """Ends the session with ``error``, which is raised to its user once."""
         if self._failure is None and not self._read:
             self._fault, self._failure = error, f"{type(error).__name__}: {error}"
-            self._bell.ring()
+            self._changed.unpark_all()
 
     def close(self) -> None:
         """Ends the session when its block ends."""
         self._closed = True
         self._fault = None
         self._backlog.clear()
-        self._bell.ring()
+        self._changed.unpark_all()
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
@@ -288,7 +278,7 @@ class LiveTranscription:
         while not self._heard:
             all_fed = self._finished and not self._feeding
             if self._endpointer.is_full or not (self._backlog or all_fed):
-                await self._bell.wait()
+                await self._change()
             elif self._backlog:
                 await self._hear(self._next_piece())
             else:
@@ -315,7 +305,7 @@ class LiveTranscription:
 
     def _forget(self) -> None:
         self._samples.forget(self._endpointer.needed)
-        self._bell.ring()
+        self._changed.unpark_all()
 
     @trio.lowlevel.enable_ki_protection
     async def _transcribe(self) -> None:
@@ -330,9 +320,9 @@ class LiveTranscription:
                 self._forget()
             elif self._heard:
                 self._read = True
-                self._bell.ring()
+                self._changed.unpark_all()
             else:
-                await self._bell.wait()
+                await self._change()
 
     async def _make(self, reading: Reading) -> None:
         heard = await self._reader.read(reading, self._samples.read(reading.start, reading.stop))
@@ -362,7 +352,7 @@ class LiveTranscription:
                 update = self._updates.pop().followed_by(update)
             self._updates.append(update)
             self._shown = provisional
-            self._bell.ring()
+            self._changed.unpark_all()
         if ends and self._shown is not None:
             self._utterance += 1
             self._shown = None

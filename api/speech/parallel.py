@@ -60,7 +60,7 @@ class ParallelTranscription(Transcription):
         self._at_once = at_once
         self._places = trio.CapacityLimiter(min(at_once, _FIRST_TOGETHER))
         self._pieces: deque[_Piece] = deque()  # their segments are not all returned yet
-        self._news = trio.Event()
+        self._news = trio.lowlevel.ParkingLot()
         self._cut_to: int | None = 0  # None: all is cut
         self._cutting = False
         self._error: Exception | None = None  # of the last cut, not raised yet
@@ -75,7 +75,7 @@ class ParallelTranscription(Transcription):
             if not self._pieces and not self._cutting:
                 raise_kept(self, "_error")
                 return None
-            await self._news.wait()
+            await self._news.park()
 
     def _unread_samples(self) -> list[tuple[int, float]]:
         unread: list[tuple[int, float]] = [(one.walk.seek, one.stop) for one in self._pieces if one.walk is not None]
@@ -97,7 +97,7 @@ class ParallelTranscription(Transcription):
             except Exception as error:  # noqa: BLE001  (raised after all that was cut before)
                 self._error = error
         self._cutting = False
-        self._wake()
+        self._news.unpark_all()
 
     def _of_first(self, piece: _Piece) -> tuple[Segment, ...] | None:
         """Returns the next segments of the first piece, or ``None`` if nothing is ready yet. If the piece has failed
@@ -164,15 +164,10 @@ class ParallelTranscription(Transcription):
                     else:
                         piece.read.append((segments, piece.walk.seek, piece.walk.language))
                         self._places.total_tokens = min(self._places.total_tokens + 1, self._at_once)
-                    self._wake()
+                    self._news.unpark_all()
             except Exception as error:  # noqa: BLE001  (raised by `next_window`)
                 piece.error, piece.failed = error, True
-                self._wake()
-
-    def _wake(self) -> None:
-        """Wakes the reader."""
-        self._news.set()
-        self._news = trio.Event()
+                self._news.unpark_all()
 
 
 async def _excerpt(samples: Samples, first: int, start: int, length: int) -> Samples:
