@@ -55,12 +55,7 @@ class ModelSpec:
 
     @classmethod
     def from_parts(
-        cls,
-        make_engine: Callable[[], Engine],
-        needs: int,
-        *,
-        aliases: tuple[str, ...] = (),
-        preload: bool = False,
+        cls, make_engine: Callable[[], Engine], needs: int, *, aliases: tuple[str, ...] = (), preload: bool = False
     ) -> Self:
         """Returns a model whose engines are made by ``make_engine``, as for the simulation in `triolet_testing`.
 

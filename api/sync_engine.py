@@ -146,9 +146,7 @@ class SyncLiveSession(SyncStream[LiveText]):
 # -- the engine --------------------------------------------------------------------------------------------------------
 
 
-def _plain(
-    method: Callable[Concatenate[Engine, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncEngine, P], T]:
+def _plain(method: Callable[Concatenate[Engine, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[SyncEngine, P], T]:
     """Returns ``method`` as a plain method. The calling thread sleeps until the method is done."""
 
     @wraps(method)

@@ -144,10 +144,7 @@ class Outcome:
 
 
 def take_turns(
-    contenders: Sequence[Contender],
-    task: Callable[[int], Mapping[str, Any]],
-    *,
-    rounds: int,
+    contenders: Sequence[Contender], task: Callable[[int], Mapping[str, Any]], *, rounds: int
 ) -> dict[str, Outcome]:
     """Lets each contender answer one task in every round, after a first round that is not counted. A different
     contender begins each round.

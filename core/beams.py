@@ -80,10 +80,7 @@ class Beam:
     def grown(self, candidate: Candidate) -> Beam:
         """Returns the beam that continues this one with ``candidate``."""
         return Beam(
-            (*self.token_ids, candidate.token_id),
-            (*self.logprobs, candidate.logprob),
-            candidate.total,
-            candidate.beam,
+            (*self.token_ids, candidate.token_id), (*self.logprobs, candidate.logprob), candidate.total, candidate.beam
         )
 
 

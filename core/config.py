@@ -9,18 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from .checks import (
-    Check,
-    Refused,
-    checked,
-    flag,
-    function,
-    integer,
-    nearest_names,
-    number,
-    one_of,
-    settle,
-)
+from .checks import Check, Refused, checked, flag, function, integer, nearest_names, number, one_of, settle
 from .events import Event
 from .model import Kind
 
@@ -235,10 +224,7 @@ class EngineConfig:
     steps_in_flight: int = checked(2, integer(1, 2))
     verify: bool = checked(False, flag())
     observer: Callable[[Event], None] | None = checked(  # noqa: RUF009  (a field)
-        None,
-        function("a function of one event, not async").or_none("none"),
-        repr=False,
-        eq=False,
+        None, function("a function of one event, not async").or_none("none"), repr=False, eq=False
     )
 
     def __attrs_post_init__(self) -> None:

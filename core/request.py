@@ -275,16 +275,8 @@ class SamplingParams:
         tokens = [token for token, _ in self.logit_bias]
         demand(len(set(tokens)) == len(tokens), f"logit_bias={shown(tokens)}, with a token twice", "each token once")
         if self.structure is not None:
-            demand(
-                not self.ignore_eos,
-                "ignore_eos with a structure",
-                "ignore_eos=False",
-            )
-            demand(
-                self.min_tokens == 0,
-                f"min_tokens={self.min_tokens} with a structure",
-                "min_tokens=0",
-            )
+            demand(not self.ignore_eos, "ignore_eos with a structure", "ignore_eos=False")
+            demand(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "min_tokens=0")
         if self.beam_size > 1:
             self._check_beams()
 

@@ -64,10 +64,7 @@ class TrioEngine:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        make_backend: Callable[[], Backend],
-        trim: Callable[[], None] = lambda: None,
+        self, config: EngineConfig, make_backend: Callable[[], Backend], trim: Callable[[], None] = lambda: None
     ) -> None:
         self.config = config
         self.state = State.NEW

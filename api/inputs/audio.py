@@ -263,12 +263,7 @@ def promised_seconds(source: AudioSource, sampling_rate: int) -> float:
         return math.inf if seconds is None else seconds
 
 
-def load_audio(
-    source: AudioSource,
-    *,
-    sampling_rate: int = SAMPLING_RATE,
-    most_seconds: float = math.inf,
-) -> Samples:
+def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_seconds: float = math.inf) -> Samples:
     """Returns the audio of ``source`` as mono samples, float32, shape (n,), at ``sampling_rate`` Hz.
 
     A source is a path, bytes, a binary file object or an array. Files and bytes may have any sampling rate and

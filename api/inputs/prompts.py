@@ -73,12 +73,7 @@ def read_query(prompt: str | None, given: Mapping[str, Any]) -> Query:
 
 
 async def build_request(
-    description: ModelDescription,
-    query: Query,
-    request_id: str,
-    *,
-    reading: trio.CapacityLimiter,
-    compiler: Compiler,
+    description: ModelDescription, query: Query, request_id: str, *, reading: trio.CapacityLimiter, compiler: Compiler
 ) -> Request:
     """Returns the request of ``query``. ``reading`` limits how many callers tokenize texts at a time.
 

@@ -291,11 +291,7 @@ def check_rate(rate: int, what: str, error: type[InvalidRequest]) -> None:
 
 
 def check_values(
-    samples: npt.NDArray[np.floating],
-    name: str,
-    error: type[InvalidRequest],
-    offset: int = 0,
-    most: float = MAX_PEAK,
+    samples: npt.NDArray[np.floating], name: str, error: type[InvalidRequest], offset: int = 0, most: float = MAX_PEAK
 ) -> None:
     """Refuses NaN, infinity, and a peak above ``most``, which integers kept as floats have. ``offset`` is the number of
     samples before ``samples``."""

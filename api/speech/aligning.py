@@ -34,10 +34,7 @@ class AlignQuery:
 
 
 async def align(
-    query: AlignQuery,
-    description: ModelDescription,
-    run: Callable[[Request], Awaitable[Generated]],
-    request_id: str,
+    query: AlignQuery, description: ModelDescription, run: Callable[[Request], Awaitable[Generated]], request_id: str
 ) -> tuple[Word, ...]:
     """Implements `Engine.align`. ``run`` runs one request to its end."""
     aligner = check_aligns(description)

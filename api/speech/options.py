@@ -224,8 +224,7 @@ _CLIPS = Check(
 _TEMPERATURE = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive").or_none("those of the model")
 _BEAMS = integer(1, 64, "; 1 is greedy").or_none("that of the model")
 _SPEAKERS = Check(
-    _speakers,
-    f"'any', a number of speakers (1 to {_MOST_SPEAKERS}), or the least and the most of them, such as '2-5'",
+    _speakers, f"'any', a number of speakers (1 to {_MOST_SPEAKERS}), or the least and the most of them, such as '2-5'"
 )
 _KNOWN_SPEAKERS = Check(_known_speakers, f"audio by the name of its speaker ({_NAME})")
 _DIARIZER = Check(_diarizer, f"an engine whose model finds speakers, or {TURNS}").or_none("the embedded one")

@@ -378,10 +378,7 @@ class Turns:
         rate = self.settings.format.rate
         await self._commit(_new_item(), None)
         async with engine.stream_transcription(
-            (samples, rate),
-            request_id=self.client.name,
-            beam_size=1,
-            **self.settings.texts(),
+            (samples, rate), request_id=self.client.name, beam_size=1, **self.settings.texts()
         ) as segments:
             async for segment in segments:
                 await self._add(segment.text)

@@ -28,12 +28,7 @@ def _model(server: Server, name: str) -> Model:
     model = server.engines.statistics()[name]
     positions = None if model.description is None else model.description.max_positions
     return Model(
-        id=name,
-        object="model",
-        created=server.started,
-        owned_by="triolet",
-        state=model.state,
-        max_model_len=positions,
+        id=name, object="model", created=server.started, owned_by="triolet", state=model.state, max_model_len=positions
     )
 
 

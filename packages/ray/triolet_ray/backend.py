@@ -23,13 +23,7 @@ from uuid import uuid4
 
 import trio
 from attrs import define, evolve, field, frozen
-from ray.exceptions import (
-    LocalRayletDiedError,
-    ObjectLostError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import LocalRayletDiedError, ObjectLostError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 

@@ -119,10 +119,7 @@ def prompt_of(client: Client, model: SimModel) -> Prepared:
         return SimPreparer(model=model).prepare(client.prompt, images=client.images)
     samples = audio(client.audio)
     item = EncoderItem(
-        key=content_key(samples, "sim"),
-        payload=samples,
-        embeddings=model.encoder_embeddings,
-        size=model.encoder_bytes,
+        key=content_key(samples, "sim"), payload=samples, embeddings=model.encoder_embeddings, size=model.encoder_bytes
     )
     return Prepared(token_ids=client.prompt, items=(item,))
 
@@ -219,10 +216,7 @@ _ALL = (
         config={"encoder_idle_seconds": 0.1},
     ),
     Scenario(
-        name="drain",
-        clients=(Client(audio=1, max_tokens=6), Client(audio=2, max_tokens=4)),
-        leaves=0.36,
-        outside=True,
+        name="drain", clients=(Client(audio=1, max_tokens=6), Client(audio=2, max_tokens=4)), leaves=0.36, outside=True
     ),
     Scenario(
         name="shutdown while busy",
@@ -252,11 +246,7 @@ _ALL = (
         naps=(0.4,),
         leaves=0.8,
     ),
-    Scenario(
-        name="slow reader",
-        clients=(Client(audio=1, pause=1.0), Client(audio=2)),
-        config={"max_pending": 1},
-    ),
+    Scenario(name="slow reader", clients=(Client(audio=1, pause=1.0), Client(audio=2)), config={"max_pending": 1}),
     Scenario(
         name="images that do not fit together",  # 30, 40 and 10 bytes
         clients=(

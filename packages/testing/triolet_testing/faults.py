@@ -11,9 +11,7 @@ import trio
 from attrs import define, evolve, field
 
 from triolet.actors.worker import Job
-from triolet.core.errors import (
-    DeviceLost,
-)
+from triolet.core.errors import DeviceLost
 
 from .trio_tools import faults as trio_faults
 from .trio_tools.faults import StepCounter

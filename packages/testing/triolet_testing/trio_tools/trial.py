@@ -161,11 +161,7 @@ def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> 
     with interruptible(case.fault), in_the_loop(), quiet():
         try:
             run_scheduled(
-                main,
-                schedule=case.schedule,
-                instruments=[trial.disturber],
-                recorded=record,
-                most_ticks=most_ticks,
+                main, schedule=case.schedule, instruments=[trial.disturber], recorded=record, most_ticks=most_ticks
             )
         except Deadlock as deadlock:
             trial.breaks(promises.IT_ENDS, str(deadlock))
