@@ -43,10 +43,10 @@ class Build(build_ext):
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Any) -> None:
-        plain, computing = ext.sources
+        *plain, computing = ext.sources
         compiler: Any = self.compiler
         objects = compiler.compile(
-            [plain], output_dir=self.build_temp, macros=[("MADE_OF", f"{made_of()}u")], extra_postargs=FLAGS
+            plain, output_dir=self.build_temp, macros=[("MADE_OF", f"{made_of()}u")], extra_postargs=FLAGS
         )
         for level, flags in levels(platform.machine()).items():
             objects += compiler.compile(
@@ -70,7 +70,7 @@ if __name__ == "__main__":
         ext_modules=[
             Extension(
                 "triolet.models.native.step",
-                ["native/step.cpp", "native/compute.cpp"],
+                ["native/step.cpp", "native/packings.cpp", "native/compute.cpp"],
                 depends=[str(header) for header in Path("native").glob("*.h")],
                 optional=True,
             )

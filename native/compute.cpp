@@ -113,7 +113,7 @@ inline int own_rows(const Operation& o) { return is_narrowed(o.matrix->format) ?
 // The bytes of a row that is prepared for a product
 inline size_t prepared_bytes(const Matrix& m) {
     if (m.format == PAIRS) return pairs_bytes(m.inputs);
-    return is_int8(m.format) ? quantized_bytes(m.inputs) : (size_t)m.inputs * 4;
+    return is_int8(m.format) ? planes_of(m) * quantized_bytes(m.inputs) : (size_t)m.inputs * 4;
 }
 
 // How far apart the rows are that a product reads, in bytes
@@ -128,15 +128,14 @@ void prepare_row(const Operation& o, const float* x, float* room, uint8_t* to) {
         normalize(o, x, normed, o.matrix->inputs);
         x = normed;
     }
-    if (is_int8(o.matrix->format)) quantize(x, o.matrix->inputs, to);
+    if (is_int8(o.matrix->format)) quantize(x, o.matrix->inputs, to, planes_of(*o.matrix));
     else if (o.matrix->format == PAIRS) pair(x, o.matrix->inputs, to);
     else if (o.norm == NO_NORM) __builtin_memcpy(to, x, (size_t)o.matrix->inputs * 4);
 }
 
 template <class Each, class Ahead = Nothing>
 inline void multiply_any(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead = {}) {
-    if (m.format == INT8) return multiply8<Float32>(m, panel, count, apart, x, stride, rows, each, ahead);
-    if (m.format == INT8_16) return multiply8<Float16>(m, panel, count, apart, x, stride, rows, each, ahead);
+    if (is_int8(m.format)) return multiply8(m, panel, count, apart, x, stride, rows, each, ahead);
     const float* floats = (const float*)x;
     const int64_t width = stride / 4;
     const Matrix pairs{m.format, pairs_of(m.inputs), m.outputs, m.panels, m.weights, m.bias};

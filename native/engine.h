@@ -3,7 +3,6 @@
 #include "step.h"
 #include "team.h"
 
-constexpr int PANEL = 32;     // outputs that are computed together
 constexpr int CHUNK = 128;    // positions whose scores are one softmax
 constexpr int SPAN = 512;     // positions that one thread attends to; of few rows, several threads have one each
 constexpr int BLOCK = 8;      // rows of a chunk that are attended together
@@ -56,11 +55,11 @@ struct Chance { float value; int64_t expert; };
 void route(const float* logits, const Operation&, float* weights, int32_t* asked, Chance* all);
 void temper(const Operation&, float* numbers);
 
-// A row of inputs in int8, [groups][GROUP], its groups' scales, and what is added to their products
-static inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }
-static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 8) + 63) / 64 * 64; }
+// A row of inputs in int8, [groups][GROUP], its groups' scales, and the sums of their halves
+static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 12) + 63) / 64 * 64; }
+static inline int planes_of(const Matrix& m) { return m.planes > 1 ? 2 : 1; }
 static inline size_t ready_bytes(int inputs) {
-    const size_t floats = ((size_t)inputs * 4 + 63) / 64 * 64, quantized = quantized_bytes(inputs);
+    const size_t floats = ((size_t)inputs * 4 + 63) / 64 * 64, quantized = 2 * quantized_bytes(inputs);
     return floats > quantized ? floats : quantized;
 }
 

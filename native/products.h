@@ -1,4 +1,4 @@
-// A part of compute.cpp, which includes it once for each instruction set: a matrix by some rows, in float32, 16 bits and int8.
+// A part of compute.cpp, which includes it once for each instruction set: a matrix by some rows, in float32, in 16 bits, and quantized.
 // Memory that is fetched while something is computed: a line for each input
 struct Fetch { const uint8_t* from; int lines; };
 
@@ -140,7 +140,7 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
     }
 }
 
-// ---------------------------------------------------------------- products in int8
+// ---------------------------------------------------------------- products of quantized weights
 
 #if defined(__AVX512VNNI__)
 constexpr int ROWS8 = 6;
@@ -149,13 +149,16 @@ constexpr int ROWS8 = 2;
 #else
 constexpr int ROWS8 = 3;
 #endif
-constexpr int RAISED = 128;
-// A group of weights, whose scales are of format S
-template <class S>
-constexpr size_t GROUP_BYTES = PANEL * (S::BYTES + GROUP);
 
-inline size_t panel_bytes(const Matrix& m) {
-    if (is_int8(m.format)) return groups_of(m.inputs) * (m.format == INT8 ? GROUP_BYTES<Float32> : GROUP_BYTES<Float16>);
+inline Section section_of(const Matrix& m, int& panel) {
+    if (m.format != PACKED) return {m.format == INT8 ? Q8_32 : Q8_0, m.panels, m.weights};
+    const Section* s = m.sections;
+    while (panel >= s->panels) panel -= s++->panels;
+    return *s;
+}
+inline size_t panel_bytes(const Matrix& m) {  // of the first panel, if they differ
+    int first = 0;
+    if (is_int8(m.format)) return packed_bytes(section_of(m, first).packing, m.inputs);
     if (m.format == PAIRS) return (size_t)pairs_of(m.inputs) * PANEL * 4;
     return (size_t)m.inputs * PANEL * bytes_of(m.format);
 }
@@ -172,12 +175,15 @@ void pair(const float* x, int width, uint8_t* to) {
     if (width % 2) __builtin_memset(to + 2 * width, 0, 2);
 }
 
-// A row in int8, each group by the scale of its largest value, with what `RAISED` weights add to its products
-void quantize(const float* x, int width, uint8_t* to) {
+// A row in int8, each group by the scale of its largest value, with the sums of its halves. In two `planes` the values
+// have 16 bits: a value of the first row counts 255 times, so that none of the second is -128, which has no other sign.
+void quantize(const float* x, int width, uint8_t* to, int planes = 1) {
     const int groups = groups_of(width);
+    const float most = planes > 1 ? 127.0f * 255.0f : 127.0f;
     int8_t* values = (int8_t*)to;
     float* scales = (float*)(to + (size_t)groups * GROUP);
-    int32_t* added = (int32_t*)(scales + groups);
+    int32_t* sums = (int32_t*)(scales + groups);
+    const size_t apart = quantized_bytes(width);
     for (int g = 0; g < groups; g++) {
         const int begin = g * GROUP, end = least(width, begin + GROUP);
         VI top = {};  // bits of sizes: those of infinity and NaN are the largest, and come out as NaN
@@ -188,26 +194,36 @@ void quantize(const float* x, int width, uint8_t* to) {
         const int32_t bits = largest_of(top);
         float largest;
         __builtin_memcpy(&largest, &bits, 4);
-        const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // of less the inverse may be infinite
-        scales[g] = largest / 127.0f + (largest - largest);
+        const float inverse = largest > 1e-30f ? most / largest : 0.0f;  // of less the inverse may be infinite
+        const float scale = largest / most + (largest - largest);
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
-        VI sums = {};
-        for (int i = begin; i < end; i += VL) {
-            const VI whole = whole_of(load_upto(x + i, end - i) * inverse);
-            *(B*)(values + i) = __builtin_convertvector(whole, B);
-            sums += whole;
+        for (int half = 0; half < 2; half++) {
+            VI high = {}, low = {};
+            const int from = begin + half * GROUP / 2;
+            for (int i = from; i < from + GROUP / 2; i += VL) {
+                const VI whole = i < end ? whole_of(load_upto(x + i, end - i) * inverse) : (VI){};
+                const VI upper = planes > 1 ? whole_of(__builtin_convertvector(whole, V) * (1.0f / 255.0f)) : whole, lower = whole - 255 * upper;
+                *(B*)(values + i) = __builtin_convertvector(upper, B);
+                high += upper;
+                if (planes == 1) continue;
+                *(B*)(values + apart + i) = __builtin_convertvector(lower, B);
+                low += lower;
+            }
+            sums[2 * g + half] = total(high);
+            if (planes > 1) ((int32_t*)((uint8_t*)sums + apart))[2 * g + half] = total(low);
         }
-        added[g] = -RAISED * total(sums);
-        for (int i = begin + (end - begin + VL - 1) / VL * VL; i < begin + GROUP; i++) values[i] = 0;
+        scales[g] = planes > 1 ? scale * 255.0f : scale;
+        if (planes > 1) *(float*)((uint8_t*)(scales + g) + apart) = scale;
     }
 }
 
-// One panel by `R` rows, to out [R][PANEL]. The sum of each group is exact; the groups are added up in order. Instructions
-// multiply bytes without a sign by bytes with one. VNNI: weights are made 128 larger (`RAISED`), and what that adds is
-// taken away first. AVX2: the weights' signs go over to the inputs. Meanwhile lines [`line`, `end`) of each group of the
-// next panel are fetched.
+// Sums of products of four bytes of a weight's output by four of a row. VNNI multiplies bytes without a sign by bytes
+// with one, so weights with a sign are made 128 larger. AVX2 does so, too, and adds two products in 16 bits: the signs
+// of weights that may be large go over to the inputs.
 #if defined(__AVX512VNNI__) || defined(VNNI)
+constexpr int RAISED = 128;
 // GCC keeps the sums of its own function for it in memory, and is half as fast
+template <bool SIGNED>
 inline void dot(VI& sums, VI weights, VI inputs) {
 #if defined(__AVX512VNNI__) || defined(EVEX)  // for a test on a processor without AVX-VNNI, whose encoding is another one
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weights), "v"(inputs));
@@ -215,121 +231,202 @@ inline void dot(VI& sums, VI weights, VI inputs) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(inputs));
 #endif
 }
+#elif defined(__AVX2__)
+constexpr int RAISED = 0;
+template <bool SIGNED>
+inline void dot(VI& sums, VI weights, VI inputs) {
+    __m256i w = (__m256i)weights, x = (__m256i)inputs;
+    if (SIGNED) x = _mm256_sign_epi8(x, w), w = _mm256_abs_epi8(w);
+    sums += (VI)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));  // below 2^15
+}
+#else
+constexpr int RAISED = 0;
+template <bool SIGNED>
+inline void dot(VI& sums, VI weights, VI inputs) {
+    typedef int16_t HI __attribute__((vector_size(4 * VL)));
+    const HI even = ((HI)weights << 8 >> 8) * ((HI)inputs << 8 >> 8), odd = ((HI)weights >> 8) * ((HI)inputs >> 8);
+    sums += ((VI)even << 16 >> 16) + ((VI)even >> 16) + ((VI)odd << 16 >> 16) + ((VI)odd >> 16);
+}
+#endif
 
-template <class S, int R>
-void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, int line, int end) {
+// Sixteen numbers by their places, of which each byte has one
+template <int P>
+inline VI placed(VI places) {
+    constexpr int RAISE = P == MXFP4 ? 12 : RAISED;
+    alignas(16) uint8_t table[16];
+    for (int i = 0; i < 16; i++) table[i] = (uint8_t)((P == MXFP4 ? FP4[i] : IQ4[i]) + RAISE);
+#if defined(__AVX512F__)
+    return (VI)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), (__m512i)places);
+#elif defined(__AVX2__)
+    return (VI)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), (__m256i)places);
+#else
+    uint8_t bytes[4 * VL];
+    __builtin_memcpy(bytes, &places, sizeof bytes);
+    for (uint8_t& one : bytes) one = table[one];
+    __builtin_memcpy(&places, bytes, sizeof bytes);
+    return places;
+#endif
+}
+
+// What is taken from each number again
+template <int P>
+constexpr int RAISE = P == MXFP4 ? 12 : P == IQ4_NL || P == IQ4_XS || LAYOUTS[P].bits == 8 ? RAISED : LAYOUTS[P].raised;
+
+// Numbers of inputs 4 * k .. 4 * k + 3, and of vector `v` of outputs
+template <int P>
+inline VI numbers_of(const uint8_t* numbers, int k, int v) {
+    constexpr int BITS = LAYOUTS[P].bits, LINE = 4 * PANEL;
+    const uint8_t* at = numbers + 4 * VL * v;
+    if constexpr (BITS == 8) return *(const VI*)(at + k * LINE) ^ (VI)((int32_t)(0x01010101u * RAISED) - (VI){});
+    const VI both = *(const VI*)(at + k % 4 * LINE), low = (k < 4 ? both : both >> 4) & 0x0f0f0f0f;
+    if constexpr (is_placed(P)) return placed<P>(low);
+    if constexpr (BITS == 4) return low;
+    if constexpr (BITS == 5) {
+        const VI high = *(const VI*)(at + 4 * LINE);
+        return low | ((k < 4 ? high << (4 - k) : high >> (k - 4)) & 0x10101010);
+    }
+    const VI high = *(const VI*)(at + (4 + k / 4) * LINE);
+    return low | ((k % 4 < 2 ? high << (4 - 2 * (k % 4)) : high >> (2 * (k % 4) - 4)) & 0x30303030);
+}
+
+// GCC's own conversion of so few bytes is slow
+inline VI bytes_at(const uint8_t* at) {
+#if defined(__AVX512F__)
+    return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at));
+#elif defined(__AVX2__)
+    return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
+#else
+    typedef uint8_t Some __attribute__((vector_size(VL), aligned(1), may_alias));
+    return __builtin_convertvector(*(const Some*)at, VI);
+#endif
+}
+inline V wide_of(VI whole) { return __builtin_convertvector(whole, V); }
+
+// Scales of group `g` of a head, or of a half of it, and what is added to its weights
+template <int P>
+inline V scales_of(const uint8_t* head, const uint8_t* lead, int g, int half, int v) {
+    const int at = VL * v;
+    if constexpr (P == Q8_32) return Float32::widen(lead + 4 * at);
+    if constexpr (P == MXFP4) {
+        const VI exponents = bytes_at(head + g * PANEL + at);
+        const VI small = exponents < 1 ? 0x00200000 - (VI){} : 0x00400000 - (VI){};
+        return (V)(exponents < 2 ? small : (exponents - 1) << 23);
+    }
+    if constexpr (!LAYOUTS[P].head) return Float16::widen(lead + 2 * at);
+    const V whole = Float16::widen(head + 2 * at);
+    if constexpr (P == Q6_K) return whole * wide_of(bytes_at(head + 64 + (2 * g + half) * PANEL + at) << 24 >> 24);
+    if constexpr (P == IQ4_XS) return whole * wide_of(bytes_at(head + 64 + g * PANEL + at) << 24 >> 24);
+    return whole * wide_of(bytes_at(head + 128 + 2 * g * PANEL + at));
+}
+template <int P>
+inline V added_of(const uint8_t* head, const uint8_t* lead, int g, int v) {
+    if constexpr (!LAYOUTS[P].head) return Float16::widen(lead + 2 * PANEL + 2 * VL * v);
+    return -(Float16::widen(head + 64 + 2 * VL * v) * wide_of(bytes_at(head + 128 + (2 * g + 1) * PANEL + VL * v)));
+}
+
+// One panel, at `w`, by `R` rows, to out [R][PANEL]. The sum of each group, or of its half, is exact; these are added up in
+// order. Meanwhile lines [`line`, `end`) of each group of the next panel are fetched.
+template <int P, int R>
+void tile8(const uint8_t* w, int inputs, const uint8_t* x, size_t stride, float* out, int line, int end) {
     typedef int32_t Quad __attribute__((aligned(4), may_alias));
-    const int groups = groups_of(m.inputs);
-    const size_t of_panel = groups * GROUP_BYTES<S>;
-    const uint8_t *w = m.weights + panel * of_panel, *scale = x + (size_t)groups * GROUP, *added = scale + 4 * (size_t)groups;
-    const VI none = {}, raised = (int32_t)(0x01010101u * RAISED) - none;
+    constexpr Layout L = LAYOUTS[P];
+    constexpr int HALVES = L.halved ? 2 : 1, STEPS = GROUP / 4 / HALVES;
+    constexpr bool SIGNED = L.bits == 8 || P == IQ4_NL || P == IQ4_XS;
+    const int groups = groups_of(inputs);
+    const size_t of_panel = packed_bytes(P, inputs);
+    const uint8_t *head = w, *scale = x + (size_t)groups * GROUP, *sums_of = scale + 4 * (size_t)groups;
+    const VI none = {};
     V totals[R][PARTS] = {};
-    for (int g = 0; g < groups; g++, w += GROUP_BYTES<S>, x += GROUP, scale += 4, added += 4) {
+    for (int g = 0; g < groups; g++, w += group_bytes(P), x += GROUP, scale += 4, sums_of += 8) {
+        if (L.head && g % SUPER == 0) head = w, w += L.head;
         for (int at = line; at < end; at++) __builtin_prefetch(w + of_panel + 64 * at, 0, 2);
-        VI sums[R][PARTS];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (auto& sum : sums[r]) sum = *(const Quad*)(added + r * stride) - none;
-#pragma GCC unroll 8
-        for (int k = 0; k < GROUP; k += 4) {
-            VI weights[PARTS];
-#pragma GCC unroll 4
-            for (int v = 0; v < PARTS; v++) weights[v] = *(const VI*)(w + (S::BYTES + k) * PANEL + 4 * VL * v) ^ raised;
+        const uint8_t* numbers = w + L.lead;
+#pragma GCC unroll 2
+        for (int half = 0; half < HALVES; half++) {
+            VI sums[R][PARTS];
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const VI inputs = *(const Quad*)(x + r * stride + k) - none;
-#pragma GCC unroll 4
-                for (int v = 0; v < PARTS; v++) dot(sums[r][v], weights[v], inputs);
-            }
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++) {
-            const V scales = S::widen(w + S::BYTES * VL * v);
+                const Quad* two = (const Quad*)(sums_of + r * stride);
+                const int32_t taken = -RAISE<P> * (L.halved ? two[half] : two[0] + two[1]);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                const V both = scales * all(*(const float*)(scale + r * stride));
-                totals[r][v] = fuse(__builtin_convertvector(sums[r][v], V), both, totals[r][v]);
+                for (auto& sum : sums[r]) sum = RAISE<P> ? taken - none : none;
+            }
+#pragma GCC unroll 8
+            for (int step = 0; step < STEPS; step++) {
+                const int k = half * STEPS + step;
+                VI weights[PARTS];
+#pragma GCC unroll 8
+                for (int v = 0; v < PARTS; v++) weights[v] = numbers_of<P>(numbers, k, v);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const VI inputs = *(const Quad*)(x + r * stride + 4 * k) - none;
+#pragma GCC unroll 8
+                    for (int v = 0; v < PARTS; v++) dot<SIGNED>(sums[r][v], weights[v], inputs);
+                }
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < PARTS; v++) {
+                const V scales = scales_of<P>(head, w, g % SUPER, half, v);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const V both = scales * all(*(const float*)(scale + r * stride));
+                    totals[r][v] = fuse(__builtin_convertvector(sums[r][v], V), both, totals[r][v]);
+                }
             }
         }
+        if constexpr (L.adds)
+#pragma GCC unroll 8
+            for (int v = 0; v < PARTS; v++) {
+                const V added = added_of<P>(head, w, g % SUPER, v);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const Quad* two = (const Quad*)(sums_of + r * stride);
+                    totals[r][v] = fuse(added, all(*(const float*)(scale + r * stride) * (float)(two[0] + two[1])), totals[r][v]);
+                }
+            }
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < PARTS; v++) store(out + r * PANEL + VL * v, totals[r][v]);
 }
-#else
-template <class S, int R>
-void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, int line, int end) {
-    const int groups = groups_of(m.inputs);
-    const uint8_t* w = m.weights + panel * groups * GROUP_BYTES<S>;
-    for (int i = 0; i < R * PANEL; i++) out[i] = 0.0f;
-    for (int g = 0; g < groups; g++, w += GROUP_BYTES<S>) {
-        for (int at = line; at < end; at++) __builtin_prefetch(w + groups * GROUP_BYTES<S> + 64 * at, 0, 2);
-        float scales[PANEL];
-        for (int i = 0; i < PANEL; i += VL) store(scales + i, S::widen(w + S::BYTES * i));
-        const uint8_t* values = w + S::BYTES * PANEL;
-        const int8_t* rows[R];
-        float sizes[R];
-        for (int r = 0; r < R; r++) {
-            rows[r] = (const int8_t*)(x + r * stride) + g * GROUP;
-            sizes[r] = ((const float*)(x + r * stride + (size_t)groups * GROUP))[g];
-        }
-#if defined(__AVX2__)
-        const __m256i ones = _mm256_set1_epi16(1);
-        __m256i sums[R][PANEL / 8] = {};
-        for (int k = 0; k < GROUP; k += 4, values += 4 * PANEL) {
-#pragma GCC unroll 4
-            for (int v = 0; v < PANEL / 8; v++) {
-                const __m256i weights = *(const __m256i*)(values + 32 * v), sizes = _mm256_abs_epi8(weights);
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) {
-                    typedef int32_t Quad __attribute__((aligned(4), may_alias));
-                    const __m256i inputs = _mm256_set1_epi32(*(const Quad*)(rows[r] + k));
-                    const __m256i pairs = _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(inputs, weights));  // below 2^15
-                    sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
-                }
-            }
-        }
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < PANEL / 8; v++) {
-                const __m256 scale = _mm256_loadu_ps(scales + 8 * v) * _mm256_set1_ps(sizes[r]);
-                float* at = out + r * PANEL + 8 * v;
-                _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), scale, _mm256_loadu_ps(at)));
-            }
-#else
-        for (int r = 0; r < R; r++) {
-            int32_t sums[PANEL] = {};
-            for (int k = 0; k < GROUP; k += 4)
-                for (int i = 0; i < PANEL; i++)
-                    for (int j = 0; j < 4; j++) sums[i] += (int8_t)values[k * PANEL + 4 * i + j] * rows[r][k + j];
-            for (int i = 0; i < PANEL; i++) out[r * PANEL + i] += (float)sums[i] * (scales[i] * sizes[r]);
-        }
-#endif
-    }
-}
-#endif
 
-template <class S, int R>
-inline void any_rows8(const Matrix& m, int panel, const uint8_t* x, size_t stride, int rows, float* out, int line, int end) {
+template <int P, int R>
+inline void any_rows8(const uint8_t* w, int inputs, const uint8_t* x, size_t stride, int rows, float* out, int line, int end) {
     if constexpr (R > 1) {
-        if (rows < R) return any_rows8<S, R - 1>(m, panel, x, stride, rows, out, line, end);
+        if (rows < R) return any_rows8<P, R - 1>(w, inputs, x, stride, rows, out, line, end);
     }
-    tile8<S, R>(m, panel, x, stride, out, line, end);
+    tile8<P, R>(w, inputs, x, stride, out, line, end);
 }
 
-// As `multiply`, of rows in int8
-template <class S, class Each, class Ahead = Nothing>
+// Rows by a panel, whatever its packing is; part `part` of `parts` of the next panel is fetched
+void by_panel(const Matrix& m, int panel, const uint8_t* x, size_t stride, int rows, float* out, int part, int parts) {
+    const Section s = section_of(m, panel);
+    const int lines = (group_bytes(s.packing) + LAYOUTS[s.packing].head / SUPER) / 64, line = lines * part / parts, end = lines * (part + 1) / parts;
+    const uint8_t* w = s.weights + panel * packed_bytes(s.packing, m.inputs);
+    switch (s.packing) {
+#define OF(P) case P: return any_rows8<P, ROWS8>(w, m.inputs, x, stride, rows, out, line, end);
+        OF(Q8_32) OF(Q8_0) OF(Q4_0) OF(Q4_1) OF(Q5_0) OF(Q5_1) OF(Q4_K) OF(Q5_K) OF(Q6_K) OF(IQ4_NL) OF(IQ4_XS) OF(MXFP4)
+#undef OF
+    }
+}
+
+// As `multiply`, of rows in int8, or in 16 bits as two such rows, whose products are added
+template <class Each, class Ahead = Nothing>
 inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each, Ahead ahead = {}) {
-    constexpr int LINES = GROUP_BYTES<S> / 64;
     alignas(64) float out[2 * ROWS8 * PANEL];
-    const int tiles = (rows + ROWS8 - 1) / ROWS8;
+    const int planes = planes_of(m), most_rows = ROWS8 / planes, tiles = (rows + most_rows - 1) / most_rows;
+    const auto by = [&](int p, const uint8_t* from, int taken, int t, float* to) {
+        by_panel(m, p, from, stride / planes, taken * planes, to, t, tiles);
+        for (int r = 0; r < taken && planes > 1; r++)
+            for (int i = 0; i < PANEL; i += VL) store(to + r * PANEL + i, load(to + 2 * r * PANEL + i) + load(to + (2 * r + 1) * PANEL + i));
+    };
     for (int p = panel; p < panel + count; p++)
         for (int t = 0, row = 0; t < tiles; t++) {
-            const int taken = (rows - row + tiles - t - 1) / (tiles - t), line = LINES * t / tiles, end = LINES * (t + 1) / tiles;
+            const int taken = (rows - row + tiles - t - 1) / (tiles - t);
             const uint8_t* from = x + row * stride;
             for (int r = 0; r < taken; r++) ahead(p, row + r);
-            any_rows8<S, ROWS8>(m, p, from, stride, taken, out, line, end);
-            if (apart) any_rows8<S, ROWS8>(m, p + apart, from, stride, taken, out + taken * PANEL, line, end);
-            for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
+            by(p, from, taken, t, out);
+            if (apart) by(p + apart, from, taken, t, out + ROWS8 * PANEL);
+            for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + ROWS8 * PANEL + r * PANEL);
             row += taken;
         }
 }

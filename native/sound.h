@@ -7,8 +7,18 @@
 static inline bool within(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
 static inline bool is_sound(const Matrix* m) {
-    return m && m->weights && (uintptr_t)m->weights % 64 == 0 && within(m->format, FLOAT32, INT8_16) && m->inputs > 0 &&
-           m->panels > 0 && within(m->outputs, 1, (int64_t)PANEL * m->panels);
+    if (!m || !within(m->format, FLOAT32, PACKED) || m->inputs <= 0 || m->panels <= 0 || !within(m->outputs, 1, (int64_t)PANEL * m->panels))
+        return false;
+    if (!within(m->planes, 0, 2)) return false;
+    if (m->format != PACKED) return m->weights && (uintptr_t)m->weights % 64 == 0;
+    int64_t panels = 0;
+    for (int i = 0; m->sections && i < m->section_count; i++) {
+        const Section& s = m->sections[i];
+        if (!within(s.packing, 0, PACKINGS - 1) || s.panels <= 0 || !s.weights || (uintptr_t)s.weights % 64) return false;
+        if (m->inputs % LAYOUTS[s.packing].inputs) return false;
+        panels += s.panels;
+    }
+    return panels == m->panels;
 }
 
 // Keys or queries of places, which have as many panels for each head

@@ -89,7 +89,7 @@ void lay_out(Engine& e, Room& room) {
     e.groups = room.take<Block>(experts);
     e.ready = room.take<uint8_t>(std::max(ready, m.most_rows * ready_bytes(e.width)));
     e.parts = room.take<float>(parts);
-    const size_t narrowed = e.width + OWN_NARROWED * std::max(quantized_bytes(e.width), pairs_bytes(e.width)) / 4 + 16;
+    const size_t narrowed = e.width + OWN_NARROWED * std::max(2 * quantized_bytes(e.width), pairs_bytes(e.width)) / 4 + 16;
     e.keys = room.take<float>(keys);
     e.values = room.take<float>(values);
     // a chance and an id of each token

@@ -5,11 +5,10 @@
 // All memory but that of the threads is the caller's: weights, buffers, pages, plans. What a row computes depends on
 // its own token, position and pages alone: not on the other rows, nor on how rows are cut into chunks, steps and pages.
 #pragma once
-#include <cstddef>
-#include <cstdint>
+#include "packings.h"
 
-enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, PAIRS = 4, INT8_16 = 5 };
-static inline bool is_int8(int format) { return format == INT8 || format == INT8_16; }
+enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, PAIRS = 4, INT8_16 = 5, PACKED = 6 };
+static inline bool is_int8(int format) { return format == INT8 || format >= INT8_16; }
 static inline bool is_narrowed(int format) { return is_int8(format) || format == PAIRS; }  // inputs become smaller, too
 enum Kind : int32_t {
     NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
@@ -26,15 +25,16 @@ enum Fault : int32_t {
 };
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
-// zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
-// [groups] of [32] scales, float32, and [GROUP / 4][32][4] values; the last group is filled up with zeros. INT8_16: the
-// same with scales in float16. PAIRS: two inputs in bfloat16 of an output lie together, [panels][pairs][32][2], and
-// inputs become bfloat16; an odd one has a zero.
-constexpr int GROUP = 32;
+// zeros. PAIRS: two inputs in bfloat16 of an output lie together, [panels][pairs][32][2], and inputs become bfloat16; an
+// odd one has a zero. INT8 is Q8_32 and INT8_16 is Q8_0. PACKED: the panels are those of the sections, one section after
+// the other. Of these three inputs are quantized, too, in `planes` of 8 bits, 1 or 2.
+struct Section { int32_t packing, panels; const uint8_t* weights; };
 struct Matrix {
     int32_t format, inputs, outputs, panels;
-    const uint8_t* weights;
-    const float* bias;  // [32 * panels], or none
+    const uint8_t* weights;  // or none, if there are sections
+    const float* bias;       // [32 * panels], or none
+    const Section* sections;
+    int32_t section_count, planes;
 };
 
 struct Operation {
@@ -195,6 +195,11 @@ void* triolet_open(const Model*, int32_t level);  // null: the same, or there ar
 void triolet_close(void*);
 int32_t triolet_step(void*, const Step*);
 uint32_t triolet_made_of();  // the checksum of the sources
+// Of a `Packing`: the bytes of a panel; blocks [outputs][inputs] made panels; and weights of `count` outputs of panels,
+// [count][inputs]
+int64_t triolet_packed_bytes(int32_t packing, int32_t inputs);
+void triolet_pack(int32_t packing, const uint8_t* blocks, int32_t outputs, int32_t inputs, uint8_t* to);
+void triolet_unpack(int32_t packing, const uint8_t* panels, int32_t inputs, const int64_t* outputs, int64_t count, float* to);
 int32_t triolet_level();  // the best one of this processor: 1, 3 or 4, as of x86-64, 4 with products of bytes (VNNI), 5 also of bfloat16
 }
 #pragma GCC visibility pop

@@ -4,15 +4,17 @@ void look_up(const Engine& e, const Operation& o, int row) {
     const Matrix& m = *o.matrix;
     const int own = o.wanted == 1 ? e.step.wanted[row] : row, panel = e.step.tokens[own] / PANEL, lane = e.step.tokens[own] % PANEL;
     float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width;
-    const uint8_t* at = m.weights + panel * panel_bytes(m);
+    const uint8_t* at = is_int8(m.format) ? nullptr : m.weights + panel * panel_bytes(m);
     const float* added = o.shift ? o.shift + (int64_t)e.step.positions[own] * m.inputs : nullptr;
     const float* typed = o.gain ? o.gain + (int64_t)(e.step.types ? e.step.types[own] : 0) * m.inputs : nullptr;
+    if (is_int8(m.format)) {
+        int own_panel = panel;
+        const Section s = section_of(m, own_panel);
+        unpack(s.packing, s.weights + own_panel * packed_bytes(s.packing, m.inputs), lane, m.inputs, to);
+    }
     for (int i = 0; i < m.inputs; i++) {
         if (is_int8(m.format)) {
-            const int size = m.format == INT8 ? 4 : 2, first = lane / VL * VL;
-            const uint8_t* group = at + (size_t)(i / GROUP) * PANEL * (size + GROUP);
-            const V scales = size == 4 ? Float32::widen(group + 4 * first) : Float16::widen(group + 2 * first);
-            to[i] = (int8_t)group[(size + i % GROUP / 4 * 4) * PANEL + 4 * lane + i % 4] * scales[lane - first] * o.scale;
+            to[i] *= o.scale;
         } else if (m.format == PAIRS) {
             const uint16_t bits[2] = {0, ((const uint16_t*)at)[(i / 2 * PANEL + lane) * 2 + i % 2]};
             __builtin_memcpy(to + i, bits, 4);

@@ -32,18 +32,18 @@ inline uint8_t* values_of(const Engine& e, const Operation& o, const Chunk& c, i
 // The keys and values of a head and of PANEL rows of a long chunk, from row `start` of it on; those of no row are zero.
 void gather_quantized(Engine& e, const Operation& o, const Chunk& c, int head, int start, uint8_t* room) {
     const int count = least(PANEL, c.rows - start), groups = groups_of(o.size), first = c.start + start;
-    uint8_t* keys = keys_of(e, o, c, head) + (size_t)(start / PANEL) * groups * GROUP_BYTES<Float32>;
+    uint8_t* keys = keys_of(e, o, c, head) + (size_t)(start / PANEL) * groups * group_bytes(Q8_32);
     for (int i = 0; i < PANEL; i++) {
         if (i < count) quantize(keys_at(e, o, first + i) + head * o.size, o.size, room);
         else __builtin_memset(room, 0, quantized_bytes(o.size));
         for (int g = 0; g < groups; g++) {
-            uint8_t* to = keys + g * GROUP_BYTES<Float32>;
+            uint8_t* to = keys + g * group_bytes(Q8_32);
             ((float*)to)[i] = ((const float*)(room + (size_t)groups * GROUP))[g];
             for (int k = 0; k < GROUP; k += 4) __builtin_memcpy(to + (4 + k) * PANEL + 4 * i, room + g * GROUP + k, 4);
         }
     }
     for (int at = 0; at < o.size; at += VL) {
-        uint8_t* to = values_of(e, o, c, head, at) + (size_t)(start / PANEL) * GROUP_BYTES<Float32> + at % PANEL * 4;
+        uint8_t* to = values_of(e, o, c, head, at) + (size_t)(start / PANEL) * group_bytes(Q8_32) + at % PANEL * 4;
         V values[GROUP];
         VI top = {};
         for (int i = 0; i < GROUP; i++) {
@@ -167,7 +167,7 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
     if (quantized) {
         for (int r = 0; r < b.rows; r++) quantize(queries + (int64_t)r * from.width, o.size, small_queries + r * of_query);
         const Matrix by_keys{INT8, o.size, c.rows, panels_of(c.rows), keys_of(e, o, c, head), nullptr};
-        multiply8<Float32>(by_keys, first, seen, 0, small_queries, of_query, b.rows, keep);
+        multiply8(by_keys, first, seen, 0, small_queries, of_query, b.rows, keep);
     } else {
         const Matrix by_keys{FLOAT32, o.size, rows, panels, (const uint8_t*)keys, nullptr};
         multiply<Float32>(by_keys, first, seen, 0, queries, from.width, b.rows, keep);
@@ -203,8 +203,8 @@ void attend_all(Engine& e, const Operation& o, int thread, int piece) {
             for (int i = 0; i < left; i += VL) store_upto(target + i, load(found + i) * inverse[row], left - i);
         };
         if (quantized) {
-            const Matrix by_values{INT8, width, PANEL, 1, values_of(e, o, c, head, at) + (size_t)first * GROUP_BYTES<Float32>, nullptr};
-            multiply8<Float32>(by_values, 0, 1, 0, small_weights, of_weights, b.rows, finish);
+            const Matrix by_values{INT8, width, PANEL, 1, values_of(e, o, c, head, at) + (size_t)first * group_bytes(Q8_32), nullptr};
+            multiply8(by_values, 0, 1, 0, small_weights, of_weights, b.rows, finish);
             continue;
         }
         const float* own = values + ((int64_t)at / PANEL * rows + at_low) * PANEL;

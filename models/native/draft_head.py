@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from attrs import define, evolve
+from attrs import define
 from torch import Tensor, nn
 
 from .decoders import CausalDecoder, ProgramWriter
 from .library import Ending
-from .panels import PANEL, Panels
+from .panels import Panels
 from .parts import norm_of, pack_linears
 from .program import Program
 
@@ -141,7 +141,4 @@ class _DraftWriter(ProgramWriter):
         return hidden
 
     def choices(self, panels: Panels) -> Panels:
-        if panels.outputs <= FREQUENT:
-            return panels
-        bias = None if panels.bias is None else panels.bias[:FREQUENT]
-        return evolve(panels, outputs=FREQUENT, packed=panels.packed[: FREQUENT // PANEL], bias=bias)
+        return panels.first(FREQUENT)

@@ -9,12 +9,15 @@ from enum import IntEnum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from attrs import define, field
 
 from ...core.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_THREADS = 64
 """The largest number of threads, which is the number of counters that the library has."""
@@ -69,6 +72,12 @@ class Change(IntEnum):
     ADDED, SCALED, REPLACED = range(3)
 
 
+class SectionData(Structure):
+    """The struct ``Section``."""
+
+    _fields_ = (("packing", c_int32), ("panels", c_int32), ("weights", c_void_p))
+
+
 class MatrixData(Structure):
     """The struct ``Matrix``."""
 
@@ -76,6 +85,9 @@ class MatrixData(Structure):
         *((name, c_int32) for name in ("format", "inputs", "outputs", "panels")),
         ("weights", c_void_p),
         ("bias", c_void_p),
+        ("sections", POINTER(SectionData)),
+        ("section_count", c_int32),
+        ("planes", c_int32),
     )
 
 
@@ -190,6 +202,19 @@ class Library:
         level 1."""
         return int(self._calls.triolet_level())
 
+    def packed_bytes(self, packing: int, inputs: int) -> int:
+        """Returns the bytes of a panel of a packing, whose outputs have so many inputs."""
+        return int(self._calls.triolet_packed_bytes(packing, inputs))
+
+    def pack(self, packing: int, blocks: Tensor, inputs: int, to: Tensor) -> None:
+        """Packs ``blocks``, contiguous bytes [outputs, bytes of a row], into panels at the beginning of ``to``."""
+        self._calls.triolet_pack(packing, blocks.data_ptr(), len(blocks), inputs, to.data_ptr())
+
+    def unpack(self, packing: int, panels: Tensor, inputs: int, outputs: Tensor, to: Tensor) -> None:
+        """Writes the weights of ``outputs``, int64, of panels to ``to``, float32 [outputs, inputs]."""
+        count = len(outputs)
+        self._calls.triolet_unpack(packing, panels.data_ptr(), inputs, outputs.data_ptr(), count, to.data_ptr())
+
     def room(self, model: ModelData) -> int:
         """Returns the bytes that ``model`` needs in addition to its buffers."""
         size = int(self._calls.triolet_room(byref(model)))
@@ -238,6 +263,10 @@ def _loaded() -> Library | None:
     calls.triolet_open.argtypes, calls.triolet_open.restype = [POINTER(ModelData), c_int32], c_void_p
     calls.triolet_close.argtypes, calls.triolet_close.restype = [c_void_p], None
     calls.triolet_step.argtypes, calls.triolet_step.restype = [c_void_p, POINTER(StepData)], c_int32
+    calls.triolet_packed_bytes.argtypes, calls.triolet_packed_bytes.restype = [c_int32, c_int32], c_int64
+    calls.triolet_pack.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]
+    calls.triolet_unpack.argtypes = [c_int32, c_void_p, c_int32, c_void_p, c_int64, c_void_p]
+    calls.triolet_pack.restype = calls.triolet_unpack.restype = None
     calls.triolet_level.argtypes, calls.triolet_level.restype = [], c_int32
     return Library(calls)
 

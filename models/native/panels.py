@@ -5,16 +5,18 @@ multiplied in float32, even if 16 bits hold it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import pointer
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 from torch.nn import functional
 
 from ..memory.allocator import roomy_empty
 from .library import MatrixData
+from .packings import Section, pack_blocks, section_data, unpack_rows
 
 PANEL = 32  # outputs that lie side by side
 GROUP = 32  # inputs that share a scale in int8
@@ -22,6 +24,7 @@ BATCH = 48  # rows that are attended together if each row attends to all rows
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 _PAIRS = 4  # the format of a matrix in bfloat16 whose inputs become bfloat16, too
 _INT8_16 = 5  # the format of a matrix in int8 whose scales are in float16
+_PACKED = 6  # the format of a matrix of quantized blocks
 _VALUES = GROUP * PANEL  # bytes behind a group's scales
 _LEAST, _MOST = 2.0**-17, 65_504.0  # scales that float16 holds nearly, each with an error of less than a hundredth
 _PART = 1024  # outputs that are converted or compared at a time
@@ -38,12 +41,43 @@ class Panels:
             nearly: bytes [panels, groups, 128 + 1024] with float32 scales. In pairs: bfloat16 [panels, pairs, 32, 2],
             two inputs of an output side by side. The library then rounds the inputs to bfloat16, too.
         bias: float32 [panels * 32]; ``None``: there is no bias.
+        sections: what ``packed``, then bytes [all], has of quantized blocks; empty: it has none.
+        planes: of 8 bits in which the library quantizes the inputs of quantized weights: 1, or 2, which hold 16 bits.
     """
 
     outputs: int
     inputs: int
     packed: Tensor
     bias: Tensor | None
+    sections: tuple[Section, ...] = ()
+    planes: int = 1
+
+    @property
+    def count(self) -> int:
+        """The number of panels."""
+        return sum(section.panels for section in self.sections) if self.sections else len(self.packed)
+
+    def first(self, outputs: int) -> Panels:
+        """Returns the first ``outputs`` outputs, a multiple of 32, or all if there are not so many."""
+        if self.outputs <= outputs:
+            return self
+        bias, panels = None if self.bias is None else self.bias[:outputs], outputs // PANEL
+        if not self.sections:
+            return evolve(self, outputs=outputs, packed=self.packed[:panels], bias=bias)
+        section, *others = self.sections
+        assert not others or section.panels >= panels, "the matrix of logits has one section"
+        return evolve(self, outputs=outputs, sections=(evolve(section, panels=panels),), bias=bias)
+
+    @classmethod
+    def of_blocks(
+        cls, weights: Sequence[Tensor], bias: Tensor | None = None, order: Tensor | None = None, *, planes: int
+    ) -> Panels | None:
+        """Packs matrices of quantized blocks as one, as `pack_blocks` does; ``None``: it cannot."""
+        made = pack_blocks(weights, order)
+        if made is None:
+            return None
+        panels = cls(sum(map(len, weights)), weights[0].shape[1], made[0], None, made[1], planes)
+        return panels if bias is None else evolve(panels, bias=filled(bias, panels.count))
 
     @classmethod
     def of(
@@ -121,9 +155,14 @@ class Panels:
         return made
 
     @property
-    def in_int8(self) -> bool:
-        """True if the matrix is in int8. The library then quantizes the inputs, too, in groups."""
+    def is_quantized(self) -> bool:
+        """True if the matrix is quantized. The library then quantizes the inputs, too, in groups."""
         return self.packed.dtype == torch.uint8
+
+    @property
+    def in_int8(self) -> bool:
+        """True if the library makes the inputs int8."""
+        return self.is_quantized and self.planes == 1
 
     @property
     def _scales(self) -> Tensor:
@@ -138,8 +177,10 @@ class Panels:
 
     def rows(self, places: Tensor) -> Tensor:
         """Returns the weights of the outputs ``places``, float32 [places, inputs], as an embedding does."""
+        if self.sections:
+            return unpack_rows(self.packed, self.sections, self.inputs, places)
         panels, outputs = places // PANEL, places % PANEL
-        if not self.in_int8:
+        if not self.is_quantized:
             return self.packed[panels, :, outputs].flatten(1)[:, : self.inputs].float()
         values = self._values[panels, :, :, outputs].flatten(2)  # [places, groups, 32]
         return (values * self._scales[panels, :, outputs].float()[..., None]).flatten(1)[:, : self.inputs].contiguous()
@@ -147,9 +188,11 @@ class Panels:
     def part(self, start: int, stop: int) -> Tensor:
         """Returns the weights of outputs ``start .. stop - 1``, float32 [stop - start, inputs]. They are equal to the
         weights before packing, apart from the rounding to int8."""
+        if self.sections:
+            return self.rows(torch.arange(start, stop))
         first = start // PANEL
         own = slice(first, -(-stop // PANEL))
-        if self.in_int8:
+        if self.is_quantized:
             values = self._values[own].permute(0, 3, 1, 2, 4).flatten(3)  # [panels, 32, groups, 32]
             weights = values * self._scales[own].transpose(1, 2)[..., None].float()
         else:
@@ -159,8 +202,12 @@ class Panels:
     def data(self) -> Any:
         """Returns a pointer for the library, which is valid as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()
+        if self.sections:
+            own = section_data(self.packed, self.sections, self.inputs)
+            told = (_PACKED, self.inputs, self.outputs, self.count, None, bias, own, len(own), self.planes)
+            return pointer(MatrixData(*told))
         form = FORMATS[self.packed.dtype] if self.packed.dim() == 3 else _PAIRS
-        if self.in_int8 and self._scales.dtype == torch.float16:
+        if self.is_quantized and self._scales.dtype == torch.float16:
             form = _INT8_16
         return pointer(MatrixData(form, self.inputs, self.outputs, len(self.packed), self.packed.data_ptr(), bias))
 

@@ -51,11 +51,12 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", panels.bias)
         self.register_buffer("places", places)
         self.whole, self.in_features = panels.outputs, panels.inputs
+        self.sections, self.planes = panels.sections, panels.planes
         self.first, self.out_features = first, outputs
 
     def panels(self) -> Panels:
         """Returns the matrix, with the outputs of the neighbours."""
-        return Panels(self.whole, self.in_features, self.packed, self.bias)
+        return Panels(self.whole, self.in_features, self.packed, self.bias, self.sections, self.planes)
 
     def forward(self, inputs: Tensor, expert: int = 0) -> Tensor:
         panels, first = self.panels(), self.first + expert * self.apart
@@ -129,10 +130,11 @@ class PackedEmbedding(nn.Module):
         super().__init__()
         self.register_buffer("weight", panels.packed)
         self.whole, self.inputs, self.scale, self.dtype = panels.outputs, panels.inputs, scale, dtype
+        self.sections, self.planes = panels.sections, panels.planes
 
     def panels(self) -> Panels:
         """Returns the matrix. Its tensors may have been moved since the last call."""
-        return Panels(self.whole, self.inputs, self.weight, None)
+        return Panels(self.whole, self.inputs, self.weight, None, self.sections, self.planes)
 
     def forward(self, indices: Tensor) -> Tensor:
         rows = self.panels().rows(indices.reshape(-1)).view(*indices.shape, self.inputs).to(self.dtype)
@@ -149,8 +151,11 @@ def packed(modules: Sequence[Any], *, int8: bool, order: Tensor | None = None) -
     bias = _bias(modules)
     bias = bias if bias is None or order is None else bias[order]
     weights = [each.weight.detach().T if _is_turned(each) else each.weight.detach() for each in modules]
-    weight = _joined(weights, order)
-    if hasattr(modules[0], "scales"):  # one for each output
+    blocks = Panels.of_blocks(weights, bias, order, planes=1 if int8 else 2)
+    weight = None if blocks is not None else _joined(weights, order)
+    if blocks is not None:
+        panels = blocks
+    elif hasattr(modules[0], "scales"):  # one for each output
         panels = Panels.of_int8(weight, _joined([each.scales for each in modules], order)[:, None], bias)
     else:
         panels = Panels.of_int8(*quantized(weight), bias) if int8 else Panels.of(weight, bias)
@@ -242,7 +247,8 @@ def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = Fal
         bias: the bias of the head, in place of its own; ``None``: the head keeps its own.
     """
     weight, dtype = embedding.weight, embedding.weight.dtype
-    table = Panels.of(weight.detach(), dtype=torch.int8 if int8 else None)
+    table = Panels.of_blocks([weight.detach()], planes=1 if int8 else 2)
+    table = table or Panels.of(weight.detach(), dtype=torch.int8 if int8 else None)
     tied = head is not None and head.weight is weight
     for each in list(module.modules()):
         scale = scale_of(each)
@@ -253,7 +259,7 @@ def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = Fal
     panels = table if tied else packed([head], int8=int8)[0].panels()
     own = head.bias if bias is None else bias
     if own is not None:
-        panels = evolve(panels, bias=filled(own.detach(), len(panels.packed)))
+        panels = evolve(panels, bias=filled(own.detach(), panels.count))
     made = PackedLinear(panels, 0, panels.outputs)
     made.weight = head.weight.detach().new_empty(0)  # Mamba 2 asks for its dtype
     _replace(module, head, made)

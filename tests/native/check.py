@@ -41,7 +41,7 @@ class Build:
         room = ROOT / "build" / "native" / self.name
         room.mkdir(parents=True, exist_ok=True)
         flags = [*SETUP["FLAGS"], *self.flags]
-        sources = [("native/step.cpp", []), ("tests/native/properties.cpp", [])]
+        sources = [("native/step.cpp", []), ("native/packings.cpp", []), ("tests/native/properties.cpp", [])]
         sources += [
             ("native/compute.cpp", [f"-DLEVEL={one}", *own]) for one, own in SETUP["levels"](self.machine).items()
         ]

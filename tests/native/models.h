@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-constexpr int PANEL = 32, POSITIONS = 700, LAYERS = 2, SLOTS = 3;
+constexpr int POSITIONS = 700, LAYERS = 2, SLOTS = 3;
 
 struct Random {
     std::mt19937 bits;
@@ -104,6 +104,7 @@ struct Made {
     const Matrix* matrix(int inputs, int outputs, bool gated, int most) {
         const int panels = (outputs + PANEL - 1) / PANEL * (gated ? 2 : 1);
         const int drawn = draw.upto(FLOAT32, most), format = drawn == INT8 && draw.one_in(2) ? INT8_16 : drawn, groups = (inputs + GROUP - 1) / GROUP;
+        if (is_int8(drawn) && inputs % GROUP == 0 && draw.one_in(2)) return packed(inputs, outputs, panels);
         const size_t values = format == PAIRS ? (inputs + 1) / 2 * 2 : inputs;
         const int of_scale = format == INT8 ? 4 : 2;
         const size_t bytes = (size_t)PANEL * (is_int8(format) ? groups * (of_scale + GROUP) : values * (format ? 2 : 4));
@@ -135,10 +136,44 @@ struct Made {
                 plain[(size_t)out * inputs + in] = w;
             }
         }
-        const float* bias = draw.one_in(2) ? arena.values(PANEL * panels, draw, 0.3f) : nullptr;
-        matrices.push_back({format, inputs, outputs, panels, packed, bias});
+        return keep({format, inputs, outputs, panels, packed}, plain);
+    }
+
+    const Matrix* keep(Matrix matrix, const std::vector<float>& plain) {
+        matrix.bias = draw.one_in(2) ? arena.values(PANEL * matrix.panels, draw, 0.3f) : nullptr;
+        matrix.planes = draw.upto(0, 2);
+        matrices.push_back(matrix);
         weights[&matrices.back()] = plain;
         return &matrices.back();
+    }
+
+    // Of blocks of any numbers with scales of some size, of one kind or of two
+    const Matrix* packed(int inputs, int outputs, int panels) {
+        constexpr float TOP[PACKINGS] = {0, 127, 8, 15, 16, 31, 63 * 15, 63 * 31, 128 * 32, 127, 32 * 127, 1};
+        const int split = draw.upto(1, panels), count = split < panels ? 2 : 1;
+        Section* sections = arena.take<Section>(count);
+        std::vector<float> plain((size_t)panels * PANEL * inputs);
+        for (int i = 0, panel = 0; i < count; panel += sections[i++].panels) {
+            const int packing = draw.upto(Q8_0, inputs % 256 ? Q5_1 : MXFP4), own = i ? panels - split : split;
+            const Layout& l = LAYOUTS[packing];
+            const size_t of_row = (size_t)inputs / l.inputs * l.block;
+            std::vector<uint8_t> blocks(own * PANEL * of_row);
+            for (uint8_t& byte : blocks) byte = (uint8_t)draw.upto(0, 255);
+            for (size_t at = 0; at < blocks.size(); at += l.block) {
+                const float size = (0.5f + fabsf(draw.value()) / 2) / sqrtf((float)inputs);
+                float scale = size / TOP[packing], added = l.head ? size / 63 : -size / 2;
+                const uint16_t halves[2] = {sixteen(scale, FLOAT16), sixteen(added, FLOAT16)};
+                if (packing == MXFP4) blocks[at] = (uint8_t)(124 - (int)log2f(sqrtf((float)inputs)));
+                else memcpy(&blocks[at + (packing == Q6_K ? 208 : 0)], halves, l.adds ? 4 : 2);
+            }
+            uint8_t* to = arena.take<uint8_t>(own * triolet_packed_bytes(packing, inputs));
+            triolet_pack(packing, blocks.data(), own * PANEL, inputs, to);
+            std::vector<int64_t> all(own * PANEL);
+            for (size_t out = 0; out < all.size(); out++) all[out] = (int64_t)out;
+            triolet_unpack(packing, to, inputs, all.data(), own * PANEL, &plain[(size_t)panel * PANEL * inputs]);
+            sections[i] = {packing, own, to};
+        }
+        return keep({PACKED, inputs, outputs, panels, nullptr, nullptr, sections, count}, plain);
     }
 
     Operation& linear(int from, int to, int ending, bool normed) {

@@ -35,10 +35,10 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
     const std::vector<float>& weights = made.weights.at(&m);
     if (o.norm) x = normed(o, x, o.gain, o.norm);
     for (int g = 0; is_int8(m.format) && g < m.inputs; g += GROUP) {
-        float largest = 0;
+        float largest = 0, most = m.planes > 1 ? 127 * 255 : 127;
         for (int i = g; i < std::min(m.inputs, g + GROUP); i++) largest = std::max(largest, (float)fabs(x[i]));
         for (int i = g; i < std::min(m.inputs, g + GROUP) && largest; i++)
-            x[i] = nearbyintf((float)x[i] * (127 / largest)) * largest / 127;
+            x[i] = nearbyintf((float)x[i] * (most / largest)) * largest / most;
     }
     for (double& v : x) {
         float nearest = (float)v;

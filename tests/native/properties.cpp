@@ -384,17 +384,17 @@ int broken_models(uint32_t seed, int count) {
         if (draw.one_in(3)) plan.tokens[0] = draw.upto(0, 9999);
         int32_t* numbers[] = {&o.kind, &o.from, &o.to, &o.wanted, &o.norm, &o.ending, &o.activation, &o.layer, &o.heads,
                               &o.kv_heads, &o.size, &o.turned, &o.table, &o.window, &o.paired, &m.threads,
-                              &matrix.outputs, &m.kv_format, &o.ahead, &o.place, &o.column, &m.block, &o.value_size, &o.delta};
+                              &matrix.outputs, &matrix.planes, &m.kv_format, &o.ahead, &o.place, &o.column, &m.block, &o.value_size, &o.delta};
         int32_t* extents[] = {&m.count, &m.buffer_count, &m.turns_count, &m.most_rows, &m.positions, &m.layers, &m.pages,
                               &m.page_size, &opened.layers[draw.upto(0, LAYERS - 1)].width, &m.slots, &m.cross_heads, &m.embeddings, &m.cross_size,
-                              &buffer.width, &turns.half, &matrix.inputs, &matrix.panels, &o.distance_count,
+                              &buffer.width, &turns.half, &matrix.inputs, &matrix.panels, &matrix.section_count, &o.distance_count,
                               &m.state, &m.kept, &m.kept_rows};
-        const void** pointers[] = {(const void**)&o.gain, (const void**)&o.matrix, (const void**)&matrix.weights,
+        const void** pointers[] = {(const void**)&o.gain, (const void**)&o.matrix, (const void**)&matrix.weights, (const void**)&matrix.sections,
                                    (const void**)&m.kv, (const void**)&m.cross,
                                    (const void**)&opened.layers[draw.upto(0, LAYERS - 1)].pages};
         for (int changes = draw.upto(0, 2); changes--;) {  // extents of what is there only become smaller
-            int32_t &number = *numbers[draw.upto(0, 23)], &extent = *extents[draw.upto(0, 20)];
-            if (draw.one_in(9)) *pointers[draw.upto(0, 5)] = nullptr;
+            int32_t &number = *numbers[draw.upto(0, 24)], &extent = *extents[draw.upto(0, 21)];
+            if (draw.one_in(9)) *pointers[draw.upto(0, 6)] = nullptr;
             else if (draw.one_in(2)) number = other(draw, number);
             else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
         }

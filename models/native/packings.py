@@ -1,0 +1,119 @@
+"""Quantized blocks in the native library's order. `native/packings.h` says how they lie in memory.
+
+A block has the numbers of some inputs of one output, with their scales (ggml-common.h of llama.cpp). Blocks are moved,
+not rounded: a weight is exactly what ggml makes of its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Array
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..memory.allocator import roomy_empty
+from .library import Library, SectionData
+
+# The numbers of packings in the library, by ggml's names of the kinds of blocks. Q8_32 is none of them.
+PACKINGS = {
+    name: number
+    for number, name in enumerate(
+        ("Q8_32", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+    )
+}
+_ROWS = 1024  # that are packed or unpacked at a time, a multiple of `PANEL`
+_PANEL = 32
+
+
+@frozen
+class Section:
+    """Panels of one packing that lie one after the other."""
+
+    kind: str
+    panels: int
+
+    def bytes_for(self, inputs: int) -> int:
+        """Returns the bytes of all panels."""
+        return self.panels * _library().packed_bytes(PACKINGS[self.kind], inputs)
+
+
+def pack_blocks(weights: Sequence[Any], order: Tensor | None = None) -> tuple[Tensor, tuple[Section, ...]] | None:
+    """Packs matrices of blocks with the same inputs one after the other.
+
+    Args:
+        weights: tensors [outputs, inputs], which may have a ``block_kind`` and ``blocks_of``.
+        order: int64 [outputs], the output of all matrices that is each output of the packed one.
+
+    Returns:
+        The packed bytes and their sections; ``None``: a matrix has no blocks, or they cannot lie together as they are.
+    """
+    kinds = [getattr(weight, "block_kind", None) for weight in weights]
+    if any(kind not in PACKINGS for kind in kinds) or (order is not None and len(set(kinds)) > 1):
+        return None
+    if len(set(kinds)) == 1:
+        parts: list[list[Any]] = [list(weights)]
+    else:
+        parts = [[weight] for weight in weights]
+    if any(sum(map(len, part)) % _PANEL for part in parts[:-1]):
+        return None
+    library, inputs = _library(), weights[0].shape[1]
+    sections = tuple(Section(kinds[index], -(-sum(map(len, part)) // _PANEL)) for index, part in enumerate(parts))
+    packed = roomy_empty((sum(section.bytes_for(inputs) for section in sections),), torch.uint8)
+    begin = 0
+    for section, part in zip(sections, parts, strict=True):
+        number, of_panel = PACKINGS[section.kind], section.bytes_for(inputs) // section.panels
+        for rows in _in_panels(part, order):
+            library.pack(number, rows, inputs, packed[begin:])
+            begin += -(-len(rows) // _PANEL) * of_panel
+    return packed, sections
+
+
+def _in_panels(weights: Sequence[Any], order: Tensor | None) -> Any:
+    """Yields the blocks of whole panels, bytes [rows, bytes of a row], of matrices one after the other."""
+    if order is not None:
+        blocks = torch.cat([weight.blocks_of(0, len(weight)) for weight in weights])[order]
+        yield from blocks.split(_ROWS)
+        return
+    left: Tensor | None = None
+    for weight in weights:
+        for start in range(0, len(weight), _ROWS):
+            rows = weight.blocks_of(start, min(start + _ROWS, len(weight)))
+            rows = rows if left is None else torch.cat([left, rows])
+            whole = len(rows) - len(rows) % _PANEL
+            if whole:
+                yield rows[:whole].contiguous()
+            left = rows[whole:] if whole < len(rows) else None
+    if left is not None:
+        yield left.contiguous()
+
+
+def unpack_rows(packed: Tensor, sections: Sequence[Section], inputs: int, places: Tensor) -> Tensor:
+    """Returns the weights of the outputs ``places``, float32 [places, inputs]."""
+    found = torch.empty(len(places), inputs, dtype=torch.float32)
+    first = begin = 0
+    for section in sections:
+        outputs = section.panels * _PANEL
+        own = torch.nonzero((places >= first) & (places < first + outputs))[:, 0]
+        rows, made = (places[own] - first).contiguous(), torch.empty(len(own), inputs, dtype=torch.float32)
+        _library().unpack(PACKINGS[section.kind], packed[begin:], inputs, rows, made)
+        found[own] = made
+        first, begin = first + outputs, begin + section.bytes_for(inputs)
+    return found
+
+
+def section_data(packed: Tensor, sections: Sequence[Section], inputs: int) -> Array[SectionData]:
+    """Returns the sections as the library reads them."""
+    found, begin = [], packed.data_ptr()
+    for section in sections:
+        found.append(SectionData(PACKINGS[section.kind], section.panels, begin))
+        begin += section.bytes_for(inputs)
+    return (SectionData * len(found))(*found)
+
+
+def _library() -> Library:
+    library = Library.load()
+    assert library is not None, "blocks are packed for the library alone"
+    return library

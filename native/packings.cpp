@@ -1,0 +1,173 @@
+// Packs blocks of ggml's kinds into panels, and unpacks weights. Neither rounds: a weight is what ggml makes of its block.
+#include "packings.h"
+#include <cstring>
+#include "step.h"
+
+namespace {
+
+float half_of(const uint8_t* at) {
+    uint16_t bits;
+    memcpy(&bits, at, 2);
+    uint32_t wide = (uint32_t)(bits & 0x7fff) << 13;
+    float size;
+    memcpy(&size, &wide, 4);
+    size *= 0x1p112f;  // right for subnormal numbers, too
+    memcpy(&wide, &size, 4);
+    if (size >= 0x1p16f) wide |= 0x7f800000;  // infinity and NaN
+    wide |= (uint32_t)(bits & 0x8000) << 16;
+    memcpy(&size, &wide, 4);
+    return size;
+}
+
+float power_of(uint8_t exponent) {  // half of 2^(exponent - 127)
+    const uint32_t bits = exponent < 2 ? 0x00200000u << exponent : (uint32_t)(exponent - 1) << 23;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+// A group of a panel, as it is packed
+struct Place {
+    uint8_t *head, *lead, *numbers;
+};
+Place place_of(int packing, uint8_t* panel, int group) {
+    const Layout& l = LAYOUTS[packing];
+    uint8_t* head = panel + (size_t)(group / SUPER) * (l.head + SUPER * group_bytes(packing));
+    uint8_t* lead = head + l.head + (size_t)(group % SUPER) * group_bytes(packing);
+    return {head, lead, lead + l.lead};
+}
+
+int number_at(int bits, const uint8_t* numbers, int lane, int i) {
+    const int four = i / 4, own = lane * 4 + i % 4;
+    if (bits == 8) return (int8_t)numbers[four * PANEL * 4 + own];
+    const int low = numbers[four % 4 * PANEL * 4 + own] >> four / 4 * 4 & 15;
+    const uint8_t* high = numbers + PANEL * GROUP / 2;
+    if (bits == 5) return low | (high[own] >> four & 1) << 4;
+    return bits == 6 ? low | (high[four / 4 * PANEL * 4 + own] >> 2 * (four % 4) & 3) << 4 : low;
+}
+
+void put_numbers(int bits, const uint8_t* from, int lane, uint8_t* numbers) {
+    uint8_t* high = numbers + PANEL * GROUP / 2;
+    for (int i = 0; i < GROUP; i++) {
+        const int four = i / 4, own = lane * 4 + i % 4;
+        if (bits == 8) {
+            numbers[four * PANEL * 4 + own] = from[i];
+            continue;
+        }
+        numbers[four % 4 * PANEL * 4 + own] |= (from[i] & 15) << four / 4 * 4;
+        if (bits == 5) high[own] |= (from[i] >> 4) << four;
+        if (bits == 6) high[four / 4 * PANEL * 4 + own] |= (from[i] >> 4) << 2 * (four % 4);
+    }
+}
+
+// The numbers of group `g` of a block of several
+void take_numbers(int packing, const uint8_t* block, int g, uint8_t* to) {
+    const uint8_t *low = block, *high = nullptr;
+    switch (packing) {
+        case Q8_0: memcpy(to, block + 2, GROUP); return;
+        case Q4_0: case IQ4_NL: low += 2; break;
+        case Q4_1: low += 4; break;
+        case Q5_0: low += 6, high = block + 2; break;
+        case Q5_1: low += 8, high = block + 4; break;
+        case MXFP4: low += 1; break;
+        case IQ4_XS: low += 8 + 16 * g; break;
+        case Q4_K: case Q5_K:
+            low += (packing == Q4_K ? 16 : 48) + 32 * (g / 2);
+            for (int i = 0; i < GROUP; i++) {
+                to[i] = low[i] >> g % 2 * 4 & 15;
+                if (packing == Q5_K) to[i] |= (block[16 + i] >> g & 1) << 4;
+            }
+            return;
+        default:  // Q6_K: of each 128 inputs, two groups are low, and two are above them
+            low += 64 * (g / 4) + 32 * (g % 2), high = block + 128 + 32 * (g / 4);
+            for (int i = 0; i < GROUP; i++) to[i] = (low[i] >> g % 4 / 2 * 4 & 15) | (high[i] >> g % 4 * 2 & 3) << 4;
+            return;
+    }
+    for (int i = 0; i < GROUP / 2; i++) to[i] = low[i] & 15, to[i + GROUP / 2] = low[i] >> 4;
+    if (high)
+        for (int i = 0; i < GROUP; i++) to[i] |= (high[i / 8] >> i % 8 & 1) << 4;
+}
+
+// The scales of group `g` of a block
+void take_scales(int packing, const uint8_t* block, int g, int lane, const Place& to) {
+    const Layout& l = LAYOUTS[packing];
+    if (packing == MXFP4) return (void)(to.head[0] = block[0]);
+    if (!l.head) {
+        memcpy(to.lead + 2 * lane, block, 2);
+        if (l.adds) memcpy(to.lead + 2 * PANEL + 2 * lane, block + 2, 2);
+        return;
+    }
+    memcpy(to.head + 2 * lane, block + (packing == Q6_K ? 208 : 0), 2);
+    if (packing == Q6_K) {
+        for (int half = 0; half < 2; half++) to.head[64 + (2 * g + half) * PANEL + lane] = block[192 + 2 * g + half];
+    } else if (packing == IQ4_XS) {
+        const int low = block[4 + g / 2] >> g % 2 * 4 & 15, high = (block[2] | block[3] << 8) >> 2 * g & 3;
+        to.head[64 + g * PANEL + lane] = (uint8_t)((low | high << 4) - 32);
+    } else {  // six bits each of a scale and of what is taken away
+        memcpy(to.head + 64 + 2 * lane, block + 2, 2);
+        const uint8_t* six = block + 4;
+        const int scale = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4;
+        const int taken = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
+        to.head[128 + 2 * g * PANEL + lane] = (uint8_t)scale;
+        to.head[128 + (2 * g + 1) * PANEL + lane] = (uint8_t)taken;
+    }
+}
+
+}  // namespace
+
+void unpack(int packing, const uint8_t* panel, int lane, int inputs, float* to) {
+    const Layout& l = LAYOUTS[packing];
+    for (int group = 0; group < groups_of(inputs); group++) {
+        const int g = group % SUPER;
+        const Place at = place_of(packing, const_cast<uint8_t*>(panel), group);
+        float scales[2], added = 0.0f;
+        if (packing == Q8_32) memcpy(scales, at.lead + 4 * lane, 4);
+        else if (packing == MXFP4) scales[0] = power_of(at.head[g * PANEL + lane]);
+        else scales[0] = half_of((l.head ? at.head : at.lead) + 2 * lane);
+        scales[1] = scales[0];
+        if (l.adds && !l.head) added = half_of(at.lead + 2 * PANEL + 2 * lane);
+        if (l.adds && l.head) {
+            added = -(half_of(at.head + 64 + 2 * lane) * at.head[128 + (2 * g + 1) * PANEL + lane]);
+            scales[0] = scales[1] = scales[0] * at.head[128 + 2 * g * PANEL + lane];
+        }
+        if (packing == IQ4_XS) scales[0] = scales[1] = scales[0] * (int8_t)at.head[64 + g * PANEL + lane];
+        for (int half = 0; half < 2 && l.halved; half++) scales[half] *= (int8_t)at.head[64 + (2 * g + half) * PANEL + lane];
+        for (int i = 0; i < GROUP && group * GROUP + i < inputs; i++) {
+            const int number = number_at(l.bits, at.numbers, lane, i);
+            const int value = packing == MXFP4 ? FP4[number] : is_placed(packing) ? IQ4[number] : number - l.raised;
+            to[group * GROUP + i] = scales[i / (GROUP / 2)] * value + added;
+        }
+    }
+}
+
+extern "C" {
+
+int64_t triolet_packed_bytes(int32_t packing, int32_t inputs) { return (int64_t)packed_bytes(packing, inputs); }
+
+void triolet_pack(int32_t packing, const uint8_t* blocks, int32_t outputs, int32_t inputs, uint8_t* to) {
+    const Layout& l = LAYOUTS[packing];
+    const size_t of_row = (size_t)inputs / l.inputs * l.block, of_panel = packed_bytes(packing, inputs);
+    const int groups = groups_of(inputs), together = l.inputs / GROUP;
+    memset(to, 0, of_panel * ((outputs + PANEL - 1) / PANEL));
+    for (int output = 0; output < outputs; output++) {
+        const uint8_t* row = blocks + output * of_row;
+        const int lane = output % PANEL;
+        for (int group = 0; group < groups; group++) {
+            uint8_t numbers[GROUP];
+            const uint8_t* block = row + (size_t)(group / together) * l.block;
+            Place at = place_of(packing, to + output / PANEL * of_panel, group);
+            if (packing == MXFP4) at.head += group % SUPER * PANEL + lane;
+            take_scales(packing, block, group % together, lane, at);
+            take_numbers(packing, block, group % together, numbers);
+            put_numbers(l.bits, numbers, lane, at.numbers);
+        }
+    }
+}
+
+void triolet_unpack(int32_t packing, const uint8_t* panels, int32_t inputs, const int64_t* outputs, int64_t count, float* to) {
+    const size_t of_panel = packed_bytes(packing, inputs);
+    for (int64_t i = 0; i < count; i++)
+        unpack(packing, panels + outputs[i] / PANEL * of_panel, (int)(outputs[i] % PANEL), inputs, to + i * inputs);
+}
+
+}  // extern "C"
