@@ -46,6 +46,8 @@ _NEEDED = {  # what a layer of another type would need
     "mlp": "no attention",
     "reference_sliding_attention": "windows that always show the first positions",
 }
+_DECAYS = f"{_STATE} with a decay for each of its numbers, or each number of a key"
+_OF_DECAYS = {"jamba", "kimi_linear"}  # the native library has one for each head
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
 _OFFSET_POSITIONS = {  # the first positions are for padding, so texts have fewer positions than the table
     "camembert",
@@ -243,7 +245,8 @@ def _reason(config: Any, text: Any, family: Family | None) -> str | None:
     if quantized is not None and family is not None:
         return "reads images or audio and has quantized weights"
     if layers and _is_causal(text):
-        needed = dict.fromkeys(_NEEDED.get(layer, "code of their own") for layer in sorted(layers))
+        asked = {**_NEEDED, "linear_attention": _DECAYS} if text.model_type in _OF_DECAYS else _NEEDED
+        needed = dict.fromkeys(asked.get(layer, "code of their own") for layer in sorted(layers))
         return f"has layers of type {', '.join(sorted(layers))}, which need {', or '.join(needed)}"
     if getattr(text, "attention_chunk_size", None) is not None:
         return f"attends within chunks of {text.attention_chunk_size} positions"
@@ -292,6 +295,8 @@ def _is_causal(text: Any) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     if getattr(text, "use_bidirectional_attention", None) not in {None, False, "vision"}:
+        return False
+    if text.model_type == "embedding_gemma2_text":  # its class has no head
         return False
     return bool(getattr(text, "is_decoder", False)) or text.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 

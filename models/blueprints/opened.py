@@ -23,7 +23,7 @@ TRIED = frozenset(
 )
 """Decoders that torch computes, of those that tests try. Others may open as well: a comparison decides."""
 
-TRIED_ENCODERS = frozenset({"albert", "jina_embeddings_v3", "ultrabert"})
+TRIED_ENCODERS = frozenset({"albert", "embedding_gemma2_text", "jina_embeddings_v3", "ultrabert"})
 """Encoders of texts that torch computes, as `TRIED`."""
 
 _ALL, _NOTHING, _ENCODER = "all", "nothing: torch does", "the encoder, and known decoders"

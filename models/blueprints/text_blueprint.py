@@ -197,7 +197,7 @@ class TextBlueprint(ModuleBlueprint):
     def take(self, own: Own, model: Any) -> Parts:
         checkpoint, shape = self.checkpoint, self.checkpoint.shape
         if not checkpoint.causal:
-            pads = (checkpoint.config.pad_token_id, checkpoint.tokenizer.pad_token_id, 0)
+            pads = (checkpoint.config.get_text_config().pad_token_id, checkpoint.tokenizer.pad_token_id, 0)
             encoder = EncoderNetwork(
                 model=model,
                 positions=shape.positions,

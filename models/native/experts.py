@@ -136,7 +136,7 @@ class ExpertsWriter:
             added=None if added is None else plain(added.flatten()),
             groups=groups,
             groups_asked=groups_asked,
-            best=2 if layer.recipe.apart else 1,
+            best=1 if hasattr(router, "topk_method") else 2,
         )
         each = {"heads": asked, "kv_heads": count, "size": width}
         gates = {**told, "cap": experts.limit, "activation": ACTIVATIONS["quick_gelu"]} if experts.limit else told

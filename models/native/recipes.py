@@ -208,6 +208,7 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     ),
     "deepseek_v3": ("DeepseekV3DecoderLayer", _LATENT),
     "glm4_moe_lite": ("Glm4MoeLiteDecoderLayer", _LATENT),
+    "mistral4": ("Mistral4DecoderLayer", evolve(_LATENT, apart=False, by_position=True)),
     "youtu": ("YoutuDecoderLayer", _LATENT),
     "minicpm3": (
         "MiniCPM3DecoderLayer",

@@ -26,7 +26,7 @@ _SIZES: Mapping[str, object] = {
     "max_position_embeddings": POSITIONS,
     "sliding_window": 16,
     "kv_lora_rank": 16,
-    "q_lora_rank": 24,
+    "q_lora_rank": 32,
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
@@ -55,6 +55,13 @@ _OTHERS: Mapping[str, Mapping[str, Any]] = {  # where a default is not what chec
     "cohere_compass_text": {
         "layer_types": list(_ROTARY),
         "rope_parameters": {layer: dict(rope) for layer, rope in _ROTARY.items()},
+    },
+    "embedding_gemma2_text": {
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 16,
+        "embedding_dim": 40,
+        "sliding_window": 6,
     },
     "bamba": {**_SPACE, "attn_layer_indices": [1]},
     "falcon_h1": {
@@ -85,6 +92,15 @@ _OTHERS: Mapping[str, Mapping[str, Any]] = {  # where a default is not what chec
     "qwen3_5_text": {**_DELTA, **_HYBRID},
     "qwen3_next": {**_DELTA, **_HYBRID},
     "longcat_flash": {"head_dim": 4},
+    "mistral4": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": POSITIONS / 16,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.5,
+        }
+    },
 }
 
 
@@ -94,9 +110,9 @@ def tiny_config(kind: str) -> Any:
 
     made, tokenizer = CONFIG_MAPPING[kind], LLAMA.make()
     plain = made()
-    told = set(plain.to_dict())
+    told = plain.to_dict()
     sizes = {name: value for name, value in {**_SIZES, **_FACTORS}.items() if name in told}
-    sizes = {name: value for name, value in sizes.items() if name not in _CHOSEN or getattr(plain, name) is not None}
+    sizes = {name: value for name, value in sizes.items() if name not in _CHOSEN or told[name] is not None}
     if "kv_lora_rank" in sizes:  # a head's width is a sum
         sizes.pop("head_dim", None)
         sizes["num_key_value_heads"] = 4
@@ -120,7 +136,8 @@ def draw_model(kind: str) -> Any:
     config = tiny_config(kind)
     maps: Any = transformers.models.auto.modeling_auto
     named = maps.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) or maps.MODEL_MAPPING_NAMES[kind]
-    model = random_model(getattr(transformers, named), config, 0)
+    writes = getattr(transformers, named.replace("Model", "ForCausalLM"), None)  # not all are in the first mapping
+    model = random_model(writes or getattr(transformers, named), config, 0)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(1)
         for name, weight in (*model.named_parameters(), *model.named_buffers()):

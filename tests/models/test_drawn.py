@@ -23,8 +23,8 @@ from triolet.models.native.decoders import MODEL_TYPES
 from triolet.models.native.encoders import MODEL_TYPES as ENCODER_TYPES
 from triolet.models.native.library import Library
 
-from ..checkpoints.checkpoints import rewrite
-from ..checkpoints.drawn import draw_model, write_config
+from ..checkpoints.checkpoints import random_model, rewrite
+from ..checkpoints.drawn import draw_model, tiny_config, write_config
 from ..checkpoints.words import LLAMA
 from .texts import Driver, Job, generate, noise
 
@@ -35,19 +35,30 @@ OPENED = (
     *("solar_open", "vaultgemma"),
     *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "nemotron_h", "qwen3_5_moe_text"),
     *("olmo_hybrid", "qwen3_5_text", "qwen3_next", "axk1", "flint", "granite_swa", "granitemoe_swa", "longcat_flash"),
+    "mistral4",
 )
 OPENED_ELSEWHERE = (  # other tests compare these in every run
     *("cohere2", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma3_text", "glm4", "glm4_moe", "granite"),
     *("granitemoeshared", "helium", "ministral3", "olmo3", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
     *("deepseek_v3", "gemma4_text", "glm4_moe_lite", "gpt_oss", "minicpm3", "youtu"),
 )
-VECTORS = ("albert", "eurobert", "gte", "jina_embeddings_v3", "modernbert", "nomic_bert", "ultrabert")
+VECTORS = (
+    "albert",
+    "embedding_gemma2_text",
+    "eurobert",
+    "gte",
+    "jina_embeddings_v3",
+    "modernbert",
+    "nomic_bert",
+    "ultrabert",
+)
 _STATE = "need a state of the request beside its pages"
 _FAMILY = "would need a family of its own"
 _CHOOSES = "need attention to positions that each row chooses"
 
 BY_SETTINGS = {
-    **dict.fromkeys(("bailing_hybrid", "inkling_text", "kimi_linear", "minimax", "zaya"), _STATE),
+    **dict.fromkeys(("bailing_hybrid", "inkling_text", "minimax", "zaya"), _STATE),
+    **dict.fromkeys(("jamba", "kimi_linear"), "with a decay for each of its numbers, or each number of a key"),
     **dict.fromkeys(("lfm3_vl", "minicpm_ocr", "minicpmv4_6"), _FAMILY),
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "mistral_large4", "qwen4_exp_text"), _CHOOSES),
     "deepseek_v4": "need keys and values that stand for several positions",
@@ -80,12 +91,12 @@ _CONFIG = EngineConfig(dtype="float32", device="cpu", max_positions=64, page_siz
 
 
 @pytest.fixture
-def draw(tmp_path: Path) -> Iterator[Callable[[str], tuple[Any, Driver]]]:
+def draw(tmp_path: Path) -> Iterator[Callable[..., tuple[Any, Driver]]]:
     """``draw(kind)``: a model of transformers, and the engine's driver for its checkpoint."""
     executors = list[TorchExecutor]()
 
-    def start(kind: str) -> tuple[Any, Driver]:
-        model = draw_model(kind)
+    def start(kind: str, model: Any = None) -> tuple[Any, Driver]:
+        model = model or draw_model(kind)
         model.save_pretrained(tmp_path)
         LLAMA.make().save_pretrained(tmp_path)
         executors.append(TorchExecutor(tmp_path, _CONFIG))
@@ -129,6 +140,16 @@ def test_a_drawn_encoder_gives_what_transformers_gives(draw: Callable[..., Any],
     for job, result in zip(jobs, driver.run(*jobs), strict=True):
         told = model(torch.tensor([job.prompt])).last_hidden_state[0].mean(0).tolist()
         assert result.vector == pytest.approx(told, abs=1e-4)
+
+
+def test_an_encoder_of_texts_within_a_larger_model_is_opened(draw: Callable[..., Any], tmp_path: Path) -> None:
+    """Without its encoders of images and audio, a checkpoint of EmbeddingGemma 2 has the settings of texts apart."""
+    text = tiny_config("embedding_gemma2_text").to_dict()
+    config = transformers.EmbeddingGemma2Config(text_config=text, vision_config=None, audio_config=None)
+    model, driver = draw("embedding_gemma2", random_model(transformers.EmbeddingGemma2Model, config, 0))
+    (result,) = driver.run(Job(prompt=noise(9, 1), pooling=Pooling(kind="mean")))
+    told = model(torch.tensor([noise(9, 1)])).last_hidden_state[0].mean(0).tolist()
+    assert result.vector == pytest.approx(told, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", BY_SETTINGS)
