@@ -178,7 +178,7 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
 
 // Which rows ask for which expert, one expert after the other: those that nobody asks for have no group
 void group(Engine& e, const Operation& o) {
-    const int count = e.step.rows * o.heads;
+    const int count = rows_of(e, o) * o.heads;
     for (int i = 0; i < o.kv_heads; i++) e.starts[i] = 0;
     for (int i = 0; i < count; i++) e.starts[e.asked[i]]++;
     e.group_count = 0;

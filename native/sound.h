@@ -38,7 +38,7 @@ static inline bool is_of_experts(const Operation& o) { return o.kind == ROUTE ||
 // Of experts, and of sums by weights
 static inline bool is_routed(const Operation& o, const Model& m, int64_t from, int64_t to) {
     const int64_t asked = o.heads, written = asked * o.size;
-    if (o.wanted || asked < 1 || asked * m.most_rows > MOST) return false;
+    if ((o.kind == MIX ? o.wanted : o.wanted & ~2) || asked < 1 || asked * m.most_rows > MOST) return false;
     if (o.kind == MIX) return within(o.size, 1, to) && written <= from && within(o.table, 0, m.buffer_count - 1) && asked <= m.buffers[o.table].width;
     if (o.kv_heads < asked) return false;
     if (o.kind == ROUTE && o.column > 1) {  // there are as many experts in the groups that are chosen
@@ -99,7 +99,7 @@ static inline bool is_sound(const Operation& o, const Model& m) {
         const auto inside = [&](int64_t first, int64_t apart, int64_t width) {
             return first >= 0 && apart >= 0 && first + (o.heads - 1) * apart + o.size <= width;
         };
-        return !o.wanted && o.heads >= 1 && o.size >= 1 && inside(o.column, o.window, from) && inside(o.place, o.ahead, to);
+        return !(o.wanted & ~2) && o.heads >= 1 && o.size >= 1 && inside(o.column, o.window, from) && inside(o.place, o.ahead, to);
     }
     if (o.kind == LOOKUP)
         return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions) &&
@@ -142,6 +142,7 @@ static inline bool is_sound(const Model& m) {
         if (!is_sound(o, m)) return false;
         if (!is_of_experts(o)) continue;
         if (last && (o.heads != last->heads || o.kv_heads != last->kv_heads)) return false;
+        if (o.kind == EXPERTS && o.wanted != (last ? last->wanted : 0)) return false;  // of the rows that chose
         last = &o;
     }
     return true;

@@ -389,6 +389,7 @@ void route(const float* logits, const Operation& o, float* weights, int32_t* ask
         together += weights[i] = chance(asked[i]);
     }
     for (int i = 0; o.together && i < chosen; i++) weights[i] /= std::max(together, o.epsilon) + o.cap;
+    for (int i = 0; o.delta && i < chosen; i++) weights[i] = (float)asked[i];
 }
 
 // The strength and the decay of each head of a row, in place

@@ -72,7 +72,8 @@ struct Operation {
     // ROUTE: chooses `heads` of `kv_heads` experts for each row, the likeliest by the logits in ``from``, and writes their
     // chances (of a softmax, or SIGMOID's), likeliest first; if ``together``, as parts of their own sum, or of ``epsilon`` where that is more, plus ``cap``. To choose,
     // ``gain`` [kv_heads] is added to the chances, if there is some. All operations choose as many of as many. Of more
-    // than one of `column` groups of experts, `place` are chosen first, by the sums of their `ahead` best
+    // than one of `column` groups of experts, `place` are chosen first, by the sums of their `ahead` best. If ``delta``: the
+    // numbers of the experts in place of their chances
     // EXPERTS: as LINEAR, by the experts that were last chosen, which have as many panels each, one after the other, and
     // `size` outputs: [heads][size] of a row. They read the same, or each its own of [heads][distance_count].
     // COPY: of a row, [heads][size] numbers, `window` apart from `column` on, to places `ahead` apart from `place` on, by

@@ -274,6 +274,8 @@ class Program:
         groups: int = 1,
         groups_asked: int = 1,
         best: int = 1,
+        numbers: bool = False,
+        wanted: bool = False,
     ) -> None:
         """Chooses ``asked`` of ``count`` experts by their chances, and writes these.
 
@@ -283,9 +285,11 @@ class Program:
             added: float32 [count], added to all chances only to choose; ``None``: nothing is.
             groups: the number of groups of experts, side by side, of which ``groups_asked`` are chosen first, by the
                 sum of the ``best`` chances in each.
+            numbers: the numbers of the experts are written in place of their chances.
+            wanted: the source has only the wanted rows.
         """
         told = {"together": int(together), "epsilon": least, "cap": more, "gain": self._kept(added)}
-        told |= {"column": groups, "place": groups_asked, "ahead": best}
+        told |= {"column": groups, "place": groups_asked, "ahead": best, "delta": int(numbers), "wanted": 2 * wanted}
         told["activation"] = ACTIVATIONS["sigmoid" if apart else "silu"]
         self._add(kind=Kind.ROUTE, source=source, to=to, heads=asked, kv_heads=count, **told)
 
@@ -330,6 +334,7 @@ class Program:
         places_apart: int = 0,
         scale: float = 1.0,
         ending: int = Ending.STORE,
+        wanted: bool = False,
     ) -> None:
         """Copies ``count`` times ``size`` numbers of each row by ``scale``.
 
@@ -337,9 +342,10 @@ class Program:
             first: the column of the first of them; each time begins ``apart`` behind the one before.
             place: where the first of them goes; each time begins ``places_apart`` behind the one before.
             ending: they are stored; added to what is there; or, if ``GATED``, multiplied with it.
+            wanted: the source has only the wanted rows.
         """
         columns = {"column": first, "window": apart, "place": place, "ahead": places_apart}
-        told = {**columns, "heads": count, "size": size, "scale": scale, "ending": ending}
+        told = {**columns, "heads": count, "size": size, "scale": scale, "ending": ending, "wanted": 2 * wanted}
         self._add(kind=Kind.COPY, source=source, to=to, **told)
 
     @property
