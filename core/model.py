@@ -242,6 +242,7 @@ class ModelDescription:
     kind: Kind = Kind.ENCODER_DECODER
     preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are only tokenized
     structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor compiles in a step
+    has_draft_head: bool = False  # draft tokens are proposed from the hidden states of the step before
     whole_prompts: bool = False  # every position attends to all others: a prompt is one chunk, and holds no pages
     default_pooling: Pooling | None = None  # only pooling models have one
     alignment_fault: str | None = "its decoder reads no audio through cross-attention"

@@ -331,6 +331,8 @@ class Acts:
                 continue
             if part.stop < sequence.placeholders.stop:
                 continue  # the next tokens are read with an item
+            if self.limits.drafts_follow and (sequence in draft.starts or part.start < sequence.begun):
+                continue
             states = int(bool(self.limits.states) and len(sequence.states) < 2)  # see `OwnState`
             if states > draft.states:
                 continue

@@ -26,6 +26,7 @@ class PlannerLimits:
     prefix_caching: bool = False
     draft_tokens: int = 0  # the most for one sequence in a step
     draft_running: int = 1 << 31  # no draft tokens are proposed while more sequences run
+    drafts_follow: bool = False  # none are proposed in the first step that samples: they come from the step before
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
     headroom: int = 4  # pages that must be free for each running sequence when another one starts: a newcomer that
     # is preempted after a few tokens was fed in vain
@@ -54,5 +55,6 @@ class PlannerLimits:
             prefix_caching=config.prefix_caching and not description.whole_prompts,
             draft_tokens=0 if speculation is None else speculation.tokens,
             draft_running=1 if speculation is None else speculation.most_running,
+            drafts_follow=description.has_draft_head,
             whole_prompts=description.whole_prompts,
         )

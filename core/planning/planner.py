@@ -356,7 +356,7 @@ class Planner:
         self._room.enter(sequence)
         sequence.id = self._next_sequence_id
         self._next_sequence_id += 1
-        sequence.shuns_cache, sequence.gave_way = False, None
+        sequence.shuns_cache, sequence.gave_way, sequence.begun = False, None, len(sequence.tokens)
         self._counters.tokens_cached += sequence.fed
         self._actions.append(RequestStarted(sequence.request.id, len(sequence.tokens) - sequence.fed))
 

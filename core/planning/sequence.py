@@ -67,6 +67,7 @@ class Sequence:
     source: int | None = None  # the kept state that it goes on from, until the step that copies it is answered
     ends: frozenset[int] = frozenset()  # numbers of pages at whose end its state is worth keeping
     trail: bytes | None = None  # the key of the last state that it has kept
+    begun: int = 0  # the number of its tokens when it started
     dispatched: int = 0
     fed: int = 0
     listed: int = 0  # how many of the first pages are listed for other sequences to find

@@ -97,6 +97,7 @@ class Blueprint:
     dtype: torch.dtype  # the dtype that the model computes in
     checkpoint: Checkpoint | ModuleCheckpoint
     state_numbers: int = 0  # of a recurrent state; known, as the budget is, when the weights are loaded
+    has_head: bool = False  # a draft head proposes tokens; known as early
     drafts: LayerKV | None = None  # keys and values of the draft head; known as early
     budget: Budget | None = None
     fingerprint: str = ""  # of the weights, once they have been read

@@ -185,7 +185,8 @@ class TextBlueprint(ModuleBlueprint):
         return module if family is None else family.text(module)
 
     def measured(self, model: Any) -> Self:
-        known = evolve(self, drafts=self.draft_layer if hasattr(model.module, _DRAFT_HEAD) else None)
+        has_head = hasattr(model.module, _DRAFT_HEAD)
+        known = evolve(self, has_head=has_head, drafts=self.draft_layer if has_head else None)
         if not self.checkpoint.shape.recurrent:
             return known
         decoder = self.native_decoder(model.module)
@@ -294,6 +295,7 @@ class TextBlueprint(ModuleBlueprint):
             "default_pooling": checkpoint.default_pooling,
             "labels": checkpoint.labels,
             "aligner": aligner,
+            "has_draft_head": self.has_head,
         }
 
     def with_speech(self, description: ModelDescription) -> ModelDescription:

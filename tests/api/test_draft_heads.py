@@ -57,10 +57,11 @@ async def test_a_head_proposes_what_transformers_computes(tmp_path: Path, monkey
     monkeypatch.setattr(draft_head, "FREQUENT", FEW)
     config = EngineConfig(device="cpu", dtype="float32", max_step_tokens=20, speculation=Speculation(tokens=DRAFTS))
     async with triolet.Engine(folder, config=config) as engine:  # a prompt takes several steps
-        await engine.generate("a cat on the mat and the dog in the hat", sampling=LONG)
+        answer = await engine.generate("a cat on the mat and the dog in the hat", sampling=LONG)
     module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     head = make_draft_head(module, module, read_draft_weights(folder, torch.float32))
     assert isinstance(head, DraftHead)
+    assert len(asked[0][0]) == answer.usage.prompt_tokens + 1, "the first token is followed by draft tokens"
     assert len(asked) > 3, "a head whose tokens are wrong pauses, but not for ever"
     with torch.inference_mode():
         for tokens, own in asked:

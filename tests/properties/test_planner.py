@@ -267,6 +267,27 @@ def test_draft_tokens_are_proposed_while_few_run():
     assert drafted() == {1: 3}, "and has gone"
 
 
+@pytest.mark.parametrize("follow", [True, False])
+def test_draft_tokens_of_a_head_begin_behind_the_step_that_samples_first(follow):
+    """A head proposes from what the step before has left. So must a sequence that starts anew."""
+    planner, executor = opened(budget=3, running=1, draft_tokens=2, drafts_follow=follow)
+    talks = SamplingParams(ignore_eos=True)
+    planner.submit(request("calm", prompt=7, priority=1, max_tokens=20, sampling=talks))
+    plans = []
+    for _ in range(5):
+        plans.append(planner.next_step())
+        planner.step_done(executor.step(plans[-1]))
+    planner.submit(request("urgent", prompt=2, priority=0, max_tokens=1))
+    plans += run(planner, executor)
+    began = {start.sequence_id: len(start.token_ids) for plan in plans for start in plan.started}
+    chunks = [part for plan in plans for part in plan.chunks]
+    assert len(began) == 3, "one was preempted"
+    drafted = [part for part in chunks if part.draft_tokens]
+    early = {part.sequence_id for part in drafted if part.start < began[part.sequence_id]}
+    assert early == (set() if follow else {0, 2}), "where a step that reads has room for them"
+    assert {part.sequence_id for part in drafted if part.start >= began[part.sequence_id]} == {0, 2}
+
+
 def test_an_urgent_request_has_the_place_of_a_less_urgent_one_which_keeps_its_tokens():
     planner, executor = opened(running=1)
     planner.submit(request("calm", priority=1, max_tokens=9))
