@@ -18,6 +18,7 @@ QUANTIZATIONS = ("int8",)
 _MUCH = 2**31 - 1
 _BYTES = 2**50
 ELSEWHERE = {
+    "assistant_model": "draft_head",
     "block_size": "page_size",
     "compute_type": "dtype",
     "cpu_threads": "threads",
@@ -42,8 +43,8 @@ ELSEWHERE = {
 class Speculation:
     """The settings of speculative decoding (Leviathan et al. 2023, "Fast inference from transformers via speculative
     decoding"). The text itself proposes the tokens that followed an earlier occurrence of its last tokens (Saxena 2023,
-    "Prompt lookup decoding"). If the checkpoint has a draft head (Qwen3.5) that the native library computes, the head
-    proposes them.
+    "Prompt lookup decoding"). If the checkpoint has a draft head (Qwen3.5) that the native library computes, or
+    ``EngineConfig.draft_head`` names one, the head proposes them.
 
     Args:
         tokens: the largest number of draft tokens of a sequence in one step, 1 to 64.
@@ -87,6 +88,17 @@ def _template(value: Any) -> str:
     if not isinstance(value, str) or not ("{{" in value or "{%" in value):
         raise Refused
     return value
+
+
+def _checkpoint(value: Any) -> str:
+    as_text = getattr(type(value), "__fspath__", None)
+    path = value if as_text is None else as_text(value)
+    if not isinstance(path, str) or not path.strip():
+        raise Refused
+    return path
+
+
+_CHECKPOINT = Check(_checkpoint, "a folder with a checkpoint, or a hub id, as a text or a Path")
 
 
 def _speculation(value: Any) -> Any:
@@ -164,6 +176,9 @@ class EngineConfig:
             torch computes the model, except for ties that rounding decides, as in batches of other sizes. ``"auto"``:
             decoders on the CPU propose from the text itself, or by their draft head, while one sequence runs alone. A
             sequence whose draft tokens are wrong goes without them for up to 15 tokens. ``None``: off.
+        draft_head: the folder or hub id of a small model that proposes the draft tokens: an assistant of Gemma 4, which
+            reads the model's own keys and values. It must be made for the model, which the native library must compute.
+            ``None``: the checkpoint's own draft head, or the text itself.
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, with a
             scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32
@@ -219,6 +234,7 @@ class EngineConfig:
     speculation: Speculation | Literal["auto"] | None = checked(  # noqa: RUF009  (a field)
         "auto", Check(_speculation, "'auto' or Speculation(...)").or_none("off")
     )
+    draft_head: str | None = checked(None, _CHECKPOINT.or_none("the model's own"))
     quantization: str | None = checked(None, one_of(*QUANTIZATIONS).or_none("weights as they are"))
     graphs: str = checked("auto", one_of("auto", "off", "eager"))
     steps_in_flight: int = checked(2, integer(1, 2))

@@ -54,9 +54,11 @@ class LookupProposer:
 class HeadProposer:
     """Proposes the tokens that a draft head finds likeliest, one after another.
 
-    After each step the head reads the positions whose next token is known, and finds the token behind that one. Before
-    the next step it goes on from its own tokens. Its keys and values lie in pages with the numbers of the sequence's
-    pages. Beside more sequences than ``most`` it reads nothing: what it then finds later is worse, and so is refused.
+    A head with keys and values of its own reads, after each step, the positions whose next token is known, and finds
+    the token behind that one. Before the next step it goes on from its own tokens. Its keys and values lie in pages
+    with the numbers of the sequence's pages. A head that reads the model's keys and values begins with the last token
+    before the next step, and stays at its position. Beside more sequences than ``most`` nothing is read: what is found
+    later is worse, and so is refused.
 
     Args:
         most: the most sequences of a step that the head reads.
@@ -64,6 +66,11 @@ class HeadProposer:
 
     head: DraftParts
     most: int
+
+    @property
+    def _stays(self) -> bool:
+        """True if the head has no keys and values of its own."""
+        return self.head.found is not None
 
     def start(self, record: Record) -> None:
         """Prepares for a sequence, before its first chunk."""
@@ -76,7 +83,7 @@ class HeadProposer:
         """
         if len(feeds) > self.most:
             return
-        states, parts, ends, row = self.head.norm(torch.cat(list(hidden))), list[_Part](), list[_Part](), 0
+        states, parts, ends, row = torch.cat(list(hidden)), list[_Part](), list[_Part](), 0
         for feed, one in zip(feeds, sampled, strict=True):
             start, length = feed.part.start, feed.part.length
             tokens = feed.record.tokens[start + 1 : start + 1 + length - len(feed.proposed) + len(one.accepted)]
@@ -84,15 +91,16 @@ class HeadProposer:
             if feed.record.search is not None or not tokens:
                 continue
             known = feed.part.samples and start + len(tokens) + 1 == len(feed.record.tokens)
-            if len(tokens) > known:
+            if len(tokens) > known and not self._stays:
                 stop = len(tokens) - known
-                parts.append(_Part(feed, start, tokens[:stop], own[:stop]))
+                parts.append(_Part(feed, start, tokens[:stop], self.head.norm(own[:stop])))
             if known:
-                ends.append(_Part(feed, start + len(tokens) - 1, tokens[-1:], own[-1:]))
+                ends.append(_Part(feed, start + len(tokens) - 1, tokens[-1:], self.head.norm(own[-1:])))
         if parts:
             self._read(parts, wanted=False)
-        for part, found in zip(ends, self._read(ends) if ends else (), strict=True):
-            part.feed.record.drafted = Drafted(len(part.feed.record.tokens), *found)
+        found = [(part.tokens[0], part.states[0].float().numpy()) for part in ends] if self._stays else self._read(ends)
+        for part, (token, left) in zip(ends, found, strict=True):
+            part.feed.record.drafted = Drafted(len(part.feed.record.tokens), token, left)
 
     def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
         """Returns, for each chunk of a step, up to ``draft_tokens`` tokens that may follow it."""
@@ -102,13 +110,16 @@ class HeadProposer:
             drafted, known = feed.record.drafted, len(feed.record.tokens)
             if not feed.part.draft_tokens or drafted is None or drafted.known != known:
                 continue
-            own.append(drafted.token)
-            chains.append(_Part(feed, known - 1, own[-1:], torch.from_numpy(drafted.hidden)[None], own))
+            if not self._stays:
+                own.append(drafted.token)
+            start = known - 2 if self._stays else known - 1
+            chains.append(_Part(feed, start, [drafted.token], torch.from_numpy(drafted.hidden)[None], own))
         while chains := [part for part in chains if len(part.proposed) < part.feed.part.draft_tokens]:
             longer = list[_Part]()
-            for part, (token, hidden) in zip(chains, self._read(chains), strict=True):
+            for part, (token, left) in zip(chains, self._read(chains), strict=True):
                 part.proposed.append(token)
-                longer.append(evolve(part, start=part.start + 1, tokens=[token], states=torch.from_numpy(hidden)[None]))
+                start = part.start if self._stays else part.start + 1
+                longer.append(evolve(part, start=start, tokens=[token], states=torch.from_numpy(left)[None]))
             chains = longer
         return [clipped(feed.record, tuple(own)) for feed, own in zip(feeds, proposed, strict=True)]
 
@@ -127,8 +138,9 @@ class HeadProposer:
         rows = evolve(rows, tokens=[token for part in parts for token in part.tokens])
         states = torch.cat([part.states for part in parts]).float()
         chosen = self.head.runner.choose(states, rows, [Draw()] * len(parts) if wanted else ())
-        hidden = self.head.runner.last_hidden(len(chosen)).numpy()
-        return [(one.token, hidden[index]) for index, one in enumerate(chosen)]
+        left = self.head.runner.last_hidden(len(chosen)).numpy()
+        found = self.head.found or (lambda choice, own: (choice, own))
+        return [found(one.token, left[index]) for index, one in enumerate(chosen)]
 
 
 @frozen

@@ -240,6 +240,8 @@ def _reason(config: Any, text: Any, family: Family | None) -> str | None:
     if config.is_encoder_decoder or text.is_encoder_decoder:
         known = (*crossed_model_types(), *frame_model_types())
         return f"is an encoder-decoder that is not supported (supported: whisper, {', '.join(known)})"
+    if config.model_type.endswith("_assistant"):
+        return "proposes tokens for another model, whose keys and values it reads: give it as draft_head of that model"
     if (quantized := quantized_by(config)) not in {None, *QUANTIZED_BY}:
         return f"has weights quantized by {quantized} (supported: int8 of {' or '.join(QUANTIZED_BY)})"
     if quantized is not None and family is not None:

@@ -77,13 +77,16 @@ class DraftParts:
 
     Args:
         runner: its program.
-        paged: its keys and values, in pages with the numbers of the model's pages.
+        paged: its keys and values, in pages with the numbers of the model's pages; or these, if it reads the model's.
         norm: the norm behind the model's last layer.
+        found: returns the token and the hidden state of a choice, as `Assistant.found` does. ``None``: the head has
+            keys and values of its own, and chooses among the first tokens of the vocabulary.
     """
 
     runner: Runner
     paged: PagedKV
     norm: Callable[[Tensor], Tensor]
+    found: Callable[[int, Any], tuple[int, Any]] | None = None
 
 
 @frozen(kw_only=True, eq=False)
@@ -98,7 +101,7 @@ class Blueprint:
     checkpoint: Checkpoint | ModuleCheckpoint
     state_numbers: int = 0  # of a recurrent state; known, as the budget is, when the weights are loaded
     has_head: bool = False  # a draft head proposes tokens; known as early
-    drafts: LayerKV | None = None  # keys and values of the draft head; known as early
+    drafts: LayerKV | None = None  # the draft head's keys and values, if it has its own; known as early
     budget: Budget | None = None
     fingerprint: str = ""  # of the weights, once they have been read
 

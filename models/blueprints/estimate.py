@@ -36,7 +36,7 @@ from .blueprint import NATIVE_ROWS, Blueprint
 from .crossed_blueprint import CrossedBlueprint
 from .frame_blueprint import FrameBlueprint
 from .read import AnyBlueprint, read_blueprint
-from .text_blueprint import TextBlueprint
+from .text_blueprint import CHAINS, TextBlueprint
 from .whisper_blueprint import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
@@ -115,7 +115,8 @@ def estimate_context(
     stored = stored_shapes(read)
     if isinstance(read, TextBlueprint) and any(name.startswith(PREFIX) for name in stored):
         read = evolve(read, drafts=read.draft_layer)
-    weights = weight_bytes(read, stored) + ODDS
+    more, rows = _assistant_bytes(read)
+    weights = weight_bytes(read, stored) + ODDS + more
     read = evolve(read, state_numbers=state_numbers(read, stored))
     blueprint = read.sized(weights + read.state_bytes, measure)
     sizes, budget = blueprint.sizes, blueprint.chosen
@@ -123,7 +124,7 @@ def estimate_context(
         device=str(blueprint.device),
         by_owner={
             "weights": weights,
-            "native": native_bytes(blueprint, stored),
+            "native": native_bytes(blueprint, stored) + rows,
             "self_kv": (budget.pages + 1 + getattr(blueprint, "texts", 0)) * sizes.page,
             "cross_kv": budget.slots * sizes.slot,
             "encoder_outputs": config.encoder_cache_bytes if encodes(blueprint) else 0,
@@ -158,17 +159,40 @@ def encodes(blueprint: AnyBlueprint) -> bool:
 def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
     """Returns the shape and dtype of each tensor in the checkpoint's files that may be read, by name."""
     left_out = getattr(getattr(blueprint.checkpoint, "family", None), "left_out", "")
-    found: dict[str, StoredShape] = {}
-    for path in find_weights(blueprint.checkpoint.folder):
-        found.update((name, StoredShape(one.shape, one.dtype)) for name, one in open_weights(path).items())
+    found = _stored(blueprint.checkpoint.folder)
     drafts = isinstance(blueprint, TextBlueprint) and blueprint.wants_drafts and may_be_native(blueprint)
     unread = tuple(one for one in (left_out, "" if drafts else PREFIX) if one)
     return {name: one for name, one in found.items() if not name.startswith(unread)}
 
 
+def _stored(folder: Path) -> dict[str, StoredShape]:
+    found: dict[str, StoredShape] = {}
+    for path in find_weights(folder):
+        found.update((name, StoredShape(one.shape, one.dtype)) for name, one in open_weights(path).items())
+    return found
+
+
 def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
     """The bytes of all tensors once they are loaded."""
     return sum(_bytes_of(blueprint, name, one) for name, one in _used(blueprint, stored)) + _computed(blueprint)
+
+
+def _assistant_bytes(blueprint: AnyBlueprint) -> tuple[int, int]:
+    """The bytes of an assistant's tensors, whose head may be packed in parts, and those of the native library's buffers
+    for it."""
+    if not isinstance(blueprint, TextBlueprint) or blueprint.assistant is None:
+        return 0, 0
+    stored = _stored(blueprint.assistant.folder)
+    config, text = blueprint.assistant.config(), blueprint.assistant.config().get_text_config()
+    parts = config.num_centroids if config.use_ordered_embeddings else 0
+    uneven = parts > 0 and text.vocab_size // parts % PANEL > 0
+    padded = uneven * parts * PANEL * text.hidden_size * blueprint.dtype.itemsize
+    threads, between = blueprint.config.threads or torch.get_num_threads(), 4 * config.backbone_hidden_size + 2 * parts
+    widths = [_widths(stored, f"layers.{index}.") for index in range(text.num_hidden_layers)]
+    largest = max(most for _, most in widths)
+    between += max(every for every, _ in widths) + 4 * largest
+    weights = sum(_bytes_of(blueprint, name, one) for name, one in stored.items() if not name.endswith(_HEADS))
+    return weights + padded, 4 * (CHAINS * between + threads * max(64 * largest, 3 * text.vocab_size)) + _ROOM
 
 
 def _computed(blueprint: AnyBlueprint) -> int:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from ...core.config import EngineConfig, Speculation
 from ...core.errors import InvalidRequest
 from ...core.model import Kind
+from ..architectures.assistants import read_assistant
 from ..architectures.conversations import replace_template
 from ..architectures.crossed_checkpoint import read_crossed_checkpoint
 from ..architectures.diarization import read_diarizer_checkpoint
@@ -34,7 +37,7 @@ _TAKES: Mapping[type[AnyBlueprint], frozenset[str]] = {
     CrossedBlueprint: frozenset({"speculation"}),
     FrameBlueprint: frozenset(),
     DiarizerBlueprint: frozenset({"speculation"}),
-    TextBlueprint: frozenset({"speculation", "chat_template"}),
+    TextBlueprint: frozenset({"speculation", "chat_template", "draft_head"}),
 }
 """The settings that a kind of model takes, of those that not all kinds take."""
 
@@ -59,6 +62,9 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         dtype = find_dtype(config.dtype, device, int8=int8)
         blueprint = made(config=config, device=device, dtype=dtype, checkpoint=checkpoint)
         _check(blueprint)
+        if isinstance(blueprint, TextBlueprint) and config.draft_head is not None:
+            blueprint.check_drafts()
+            blueprint = evolve(blueprint, assistant=read_assistant(config.draft_head, blueprint.checkpoint))
         if config.chat_template is not None:
             replace_template(checkpoint.tokenizer, config.chat_template)
     return blueprint
@@ -86,10 +92,11 @@ def _check(blueprint: AnyBlueprint) -> None:
             sizes are too small for one sequence, or a sequence is to be longer than the model allows.
     """
     config, name, most = blueprint.config, blueprint.checkpoint.architecture, blueprint.decoder.positions
-    takes = _TAKES[type(blueprint)] - (set() if blueprint.kind is Kind.DECODER else {"chat_template"})
+    takes = _TAKES[type(blueprint)] - (set() if blueprint.kind is Kind.DECODER else {"chat_template", "draft_head"})
     speculation = config.speculation if isinstance(config.speculation, Speculation) else None
     refusals = {  # the setting, what is told of it, and the end of the refusal
         "chat_template": (config.chat_template, "chat_template", ", which has no conversations; allowed: decoders"),
+        "draft_head": (config.draft_head, "draft_head", ", which no draft head fits; allowed: Gemma 4"),
         "speculation": (speculation, "speculation", ", which reads frames; allowed: speculation='auto' or None"),
     }
     for setting, (given, told, allowed) in refusals.items():

@@ -13,6 +13,7 @@ from torch import nn
 
 from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.model import Kind, LayerKV, ModelDescription
+from ..architectures.assistants import AssistantFiles
 from ..architectures.prompts import MediaPreparer, TextPreparer
 from ..architectures.text_checkpoint import TextCheckpoint
 from ..attention.graphs import GraphManager, find_recorder
@@ -22,8 +23,9 @@ from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.kv import PagedKV
+from ..native.assistant import Assistant
 from ..native.decoders import CausalDecoder
-from ..native.draft_head import DraftDecoder, DraftHead, make_draft_head
+from ..native.draft_head import DraftHead, make_draft_head
 from ..native.encoders import TextEncoder
 from ..native.runner import Runner
 from ..native.towers import Tower, known_tower
@@ -38,7 +40,10 @@ _TOGETHER = 1120
 """The most rows that see each other in one call of the native library."""
 
 _DRAFT_HEAD = "draft_head"
-"""The name of a `DraftHead` in a module."""
+"""The name of a `DraftHead` or an `Assistant` in a module."""
+
+CHAINS = 32
+"""The most rows of a call of the native library for an assistant, which reads one row of a sequence."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,6 +51,7 @@ class TextBlueprint(ModuleBlueprint):
     """The blueprint of decoder-only and pooling models."""
 
     checkpoint: TextCheckpoint
+    assistant: AssistantFiles | None = None  # the model that the configuration names to propose draft tokens
 
     @property
     def kind(self) -> Kind:
@@ -75,7 +81,7 @@ class TextBlueprint(ModuleBlueprint):
                 "with one scale for each output"
             )
         module = text_alone(module)
-        if not quantized:
+        if not quantized or self.assistant is not None:
             self._read_drafts(module)
         return module
 
@@ -92,8 +98,8 @@ class TextBlueprint(ModuleBlueprint):
                 answers = decoder.pack(int8=int8, answering=not self.has_passed("experts"))
             if answers:
                 self.compare_items(module, partial(list, answers), decoder.answers, "experts")
-            if isinstance(drafts := getattr(module, _DRAFT_HEAD, None), DraftHead):
-                DraftDecoder(drafts).pack(int8=int8)
+            if isinstance(drafts := getattr(module, _DRAFT_HEAD, None), DraftHead | Assistant):
+                drafts.pack(int8=int8)
         elif decoder is not None:
             decoder.pack(int8=int8)
         elif int8:
@@ -110,8 +116,29 @@ class TextBlueprint(ModuleBlueprint):
         kinds = list(getattr(self.checkpoint.config.get_text_config(), "layer_types", None) or ())
         return self.decoder.kv[kinds.index("full_attention")] if "full_attention" in kinds else None
 
+    def check_drafts(self) -> None:
+        """Raises `InvalidRequest` if a draft head is named that cannot be used, as far as it is known before the
+        weights are read."""
+        reason = self.not_native()
+        if not self.wants_drafts:
+            reason = "no draft tokens are wanted (speculation and graphs)"
+        if reason is not None:
+            raise self._no_assistant(reason)
+
+    def _no_assistant(self, reason: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"draft_head={self.config.draft_head!r} is given, but {reason}; allowed: models that the native "
+            "library computes on the CPU, with speculation. Leave draft_head out"
+        )
+
     def _read_drafts(self, module: Any) -> None:
-        """Adds the checkpoint's draft head to ``module``, if there is one and draft tokens are wanted."""
+        """Adds a draft head to ``module``: the one that is named, or the checkpoint's if draft tokens are wanted."""
+        if self.assistant is not None:
+            folder, config = self.assistant.folder, self.assistant.config()
+            own = Assistant(module, self._language(module), config, self.assistant.sources).to(self.dtype)
+            own.fill(read_draft_weights(folder, self.dtype, prefix=""), folder)
+            setattr(module, _DRAFT_HEAD, own.eval())
+            return
         if not self.wants_drafts:
             return
         stored = read_draft_weights(self.checkpoint.folder, self.dtype)
@@ -123,11 +150,17 @@ class TextBlueprint(ModuleBlueprint):
         else:
             setattr(module, _DRAFT_HEAD, head)
 
-    def _no_drafts(self, head: DraftHead, decoder: CausalDecoder | TextEncoder | None) -> str | None:
-        """Returns the reason why the draft head is not used; ``None``: it is."""
-        if not isinstance(decoder, CausalDecoder):
-            return "the native library does not compute the model"
-        return DraftDecoder(head).unknown()
+    def _no_drafts(self, head: DraftHead | Assistant, decoder: CausalDecoder | TextEncoder | None) -> str | None:
+        """Returns the reason why the draft head is not used; ``None``: it is.
+
+        Raises:
+            InvalidRequest: it is one that the configuration names.
+        """
+        computed = isinstance(decoder, CausalDecoder)
+        why_not = head.unknown() if computed else "the native library does not compute the model"
+        if why_not is not None and self.assistant is not None:
+            raise self._no_assistant(why_not)
+        return why_not
 
     def log_drafts(self, why_not: str) -> None:
         """Logs why a checkpoint's draft head proposes nothing."""
@@ -135,16 +168,21 @@ class TextBlueprint(ModuleBlueprint):
         logging.getLogger("triolet").debug(told, self.checkpoint.architecture, why_not)
 
     def take_drafts(self, parts: Parts, own: Own) -> DraftParts | None:
-        module, network = parts.model.module, parts.network
-        head: DraftHead | None = getattr(module, _DRAFT_HEAD, None)
-        if head is None or self.drafts is None or network.native is None:
+        module, network, most = parts.model.module, parts.network, max(LONGEST, self.positions)
+        head: DraftHead | Assistant | None = getattr(module, _DRAFT_HEAD, None)
+        if head is None or network.native is None:
             return None
+        base: Any = self._language(module).base_model
+        told: dict[str, Any] = {"norm": lambda rows: base.norm(rows.to(self.dtype))}
+        if isinstance(head, Assistant):
+            assert isinstance(parts.paged, PagedKV), "an assistant reads the model's keys and values"
+            runner = self.open_runner(head.program(network.native.program, most), parts.paged, rows=CHAINS)
+            return DraftParts(runner=own("native", runner), paged=parts.paged, found=head.found, **told)
+        assert self.drafts is not None, "a draft head has keys and values"
         sizes = {"pages": self.chosen.pages, "page_size": self.config.page_size}
         paged = PagedKV.allocate(layers=(self.drafts,), **sizes, dtype=self.kv_dtype, device=self.device)
-        program = DraftDecoder(head).program(max(LONGEST, self.positions))
-        base: Any = self._language(module).base_model
-        runner, norm = self.open_runner(program, own("draft_kv", paged)), base.norm
-        return DraftParts(runner=own("native", runner), paged=paged, norm=lambda rows: norm(rows.to(self.dtype)))
+        runner = self.open_runner(head.program(most), own("draft_kv", paged))
+        return DraftParts(runner=own("native", runner), paged=paged, **told)
 
     def check_kv_dtype(self, why_not: str | None) -> None:
         if self.keeps_kv or self.kv_dtype == self.dtype:
@@ -185,8 +223,10 @@ class TextBlueprint(ModuleBlueprint):
         return module if family is None else family.text(module)
 
     def measured(self, model: Any) -> Self:
-        has_head = hasattr(model.module, _DRAFT_HEAD)
-        known = evolve(self, has_head=has_head, drafts=self.draft_layer if has_head else None)
+        head = getattr(model.module, _DRAFT_HEAD, None)
+        known = evolve(
+            self, has_head=head is not None, drafts=self.draft_layer if isinstance(head, DraftHead) else None
+        )
         if not self.checkpoint.shape.recurrent:
             return known
         decoder = self.native_decoder(model.module)

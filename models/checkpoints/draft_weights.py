@@ -14,15 +14,17 @@ PREFIX = "mtp."
 """The beginning of the names of such weights (Qwen3.5)."""
 
 
-def read_draft_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the weights of the draft head in ``folder`` by their names in it, in memory of their own; none if there
-    is no head."""
+def read_draft_weights(folder: Path, dtype: torch.dtype, prefix: str = PREFIX) -> dict[str, Tensor]:
+    """Returns the weights in ``folder`` whose names begin with ``prefix``, by the rest of their names, in memory of
+    their own."""
     found: dict[str, Tensor] = {}
     for path in find_weights(folder):
         if path.suffix != ".safetensors":
             continue
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if name.startswith(PREFIX):
-                    found[name.removeprefix(PREFIX)] = file.get_tensor(name).to(dtype, copy=True)
+                if name.startswith(prefix):
+                    one = file.get_tensor(name)
+                    kind = dtype if one.is_floating_point() else one.dtype
+                    found[name.removeprefix(prefix)] = one.to(kind, copy=True)
     return found

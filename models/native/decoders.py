@@ -245,7 +245,7 @@ class ProgramWriter:
         return ExpertsWriter(self.program, self.rooms)
 
     def write(self) -> Program:
-        base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
+        base, config, program = self.decoder.base, self.decoder.config, self.program
         layers = list(self.decoder.layers)
         program.kept = max((each.kept for layer in layers if (each := layer.recurrent) is not None), default=0)
         hidden = self.enter()
@@ -266,6 +266,12 @@ class ProgramWriter:
             entering.write_layer(
                 index, layer.module, hidden, self.rooms("summand", config.hidden_size), fed["activation"]
             )
+        self.leave(hidden)
+        return program
+
+    def leave(self, hidden: int) -> None:
+        """Writes what comes behind the layers."""
+        base, config, program, recipe = self.decoder.base, self.decoder.config, self.program, self.recipe
         end, head = program.buffer(config.hidden_size), self.decoder.head
         final = self._norm(attrgetter(recipe.last_norm)(base))
         assert final is not None, "a decoder ends with a norm"
@@ -277,7 +283,6 @@ class ProgramWriter:
             logits = program.buffer(panels.outputs)
             ending = Ending.CAPPED if cap else Ending.STORE
             program.linear(end, logits, panels, ending, cap=cap or 0.0, scale=scale, wanted=True)
-        return program
 
     def enter(self) -> int:
         """Writes what comes before the layers. Returns the buffer of hidden states."""

@@ -77,6 +77,27 @@ class DraftHead(nn.Module):
         normed: Tensor = self.norm(states[0] if isinstance(states, tuple) else states)[0]
         return normed
 
+    @property
+    def _decoder(self) -> CausalDecoder:
+        return CausalDecoder(self, self, (None,))
+
+    def unknown(self) -> str | None:
+        """Returns the reason why the library cannot compute the head; ``None``: it can."""
+        return self._decoder.unknown()
+
+    def pack(self, *, int8: bool) -> None:
+        """Packs the head's own matrices."""
+        self._decoder.pack_layers(int8=int8)
+        for name in ("from_words", "from_hidden"):
+            pack_linears(self, (name,), int8=int8)
+
+    def program(self, positions: int) -> Program:
+        """Writes the program, which reads hidden states and tokens, and chooses tokens. The model must be packed."""
+        decoder = self._decoder
+        recipe = decoder.recipe
+        assert recipe is not None, "`unknown` gives the reason"
+        return _DraftWriter(decoder, recipe, positions).write()
+
 
 def make_draft_head(module: Any, language: Any, stored: Mapping[str, Tensor]) -> DraftHead | str:
     """Returns the draft head with the weights that a checkpoint has ``stored``, or the reason why they are no head that
@@ -99,34 +120,6 @@ def make_draft_head(module: Any, language: Any, stored: Mapping[str, Tensor]) ->
         return f"it has other weights than a layer of the model: {', '.join(odd[:3])}"
     head.load_state_dict(named)
     return head.eval()
-
-
-@define(eq=False)
-class DraftDecoder:
-    """A draft head as the native library computes it."""
-
-    head: DraftHead
-
-    @property
-    def _decoder(self) -> CausalDecoder:
-        return CausalDecoder(self.head, self.head, (None,))
-
-    def unknown(self) -> str | None:
-        """Returns the reason why the head cannot be a program; ``None``: it can."""
-        return self._decoder.unknown()
-
-    def pack(self, *, int8: bool) -> None:
-        """Packs the head's own matrices."""
-        self._decoder.pack_layers(int8=int8)
-        for name in ("from_words", "from_hidden"):
-            pack_linears(self.head, (name,), int8=int8)
-
-    def program(self, positions: int) -> Program:
-        """Writes the program, which reads hidden states and tokens, and chooses tokens. The model must be packed."""
-        decoder = self._decoder
-        recipe = decoder.recipe
-        assert recipe is not None, "`unknown` gives the reason"
-        return _DraftWriter(decoder, recipe, positions).write()
 
 
 @define(eq=False)

@@ -332,6 +332,11 @@ class Runner:
         return cosines.gather(0, places), sines.gather(0, places)
 
     @property
+    def program(self) -> Program:
+        """The program."""
+        return self._program
+
+    @property
     def uncounted(self) -> int | None:
         """The token whose position is 0, while positions of other tokens count from 1; ``None``: every token counts,
         from 0."""
