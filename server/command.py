@@ -36,8 +36,9 @@ KEY_VARIABLE = "TRIOLET_API_KEY"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
+_CONVERSATIONS = ("chat_template", "tool_format")
 _SECTIONS = {
-    "Models": ("models", "aligner", "preload", "memory_budget", "idle_seconds", "chat_template", "tool_format"),
+    "Models": ("models", "aligner", "preload", "memory_budget", "idle_seconds", "draft_heads", *_CONVERSATIONS),
     "Device": MODEL,
     "Replicas on Ray": ("cluster", "replicas", "replica_cpus", "replica_gpus"),
     "Access": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
@@ -67,6 +68,7 @@ _DRAIN = "The seconds that running requests have to end when the server stops. D
 _PREFIX = "Fetch images and audio whose address begins with URL. May be repeated."
 _ORIGIN = "Let web pages of ORIGIN use the server. May be repeated."
 _TEMPLATE = "A Jinja template that is used in place of the model's own. With several models: NAME=FILE."
+_DRAFT_HEAD = "A small model that proposes draft tokens: an assistant of Gemma 4. With several models: NAME=MODEL."
 _CALLS = "The format in which the models write tool calls, such as hermes. Default: found for each checkpoint."
 _LOG = "The form of the lines of the log and the access log, on standard error: text, or a JSON object each."
 _LONGEST = (
@@ -143,6 +145,7 @@ class _Serve(HelpPage):
 @click.option("--keyfile", type=_FILE, help="The file of the certificate's key, PEM.")
 @click.option("--chat-template", multiple=True, metavar="[NAME=]FILE", help=_TEMPLATE)
 @click.option("--tool-format", help=_CALLS)
+@click.option("--draft-head", "draft_heads", multiple=True, metavar="[NAME=]MODEL", help=_DRAFT_HEAD)
 @click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help=_LOG)
 @click.option("--no-access-log", is_flag=True, help="Do not log each request.")
 @click.option("--max-model-len", "max_positions", multiple=True, metavar="[NAME=]N", help=_LONGEST)
@@ -265,6 +268,9 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
         own[name]["max_positions"] = int(text) if text.isdecimal() else text  # which the configuration refuses
     for name, text in by_model("--chat-template", given["chat_template"], models).items():
         own[name]["chat_template"] = template_of(text)
+    for name, head in by_model("--draft-head", given["draft_heads"], models).items():
+        check_model(head)
+        own[name]["draft_head"] = head
     specs = {}
     for name, path in models.items():
         config, folder = EngineConfig(**own[name]), model_named(path)

@@ -40,7 +40,7 @@ from .trace import TraceFile
 
 _SECTIONS = {
     "Question": ("images", "sounds", "system", "chat", "chat_template"),
-    "Text": (*SAMPLING, "speculate"),
+    "Text": (*SAMPLING, "speculate", "draft_head"),
     "Form": (*FORM, "as_json", "as_lines"),
     "Model": ("model", *MODEL),
     "Reports": REPORTS,
@@ -55,6 +55,7 @@ _CHAT = "Put the prompt into the chat template, or use it as it is. Default: --c
 _SPECULATE = (
     "Propose up to N draft tokens a step, which saves time and leaves the text the same. 0: off. Default: 4 on the CPU."
 )
+_DRAFT_HEAD = "A small model that proposes draft tokens for MODEL, by folder or hub id: an assistant of Gemma 4."
 _EXAMPLES = (
     ('triolet generate HuggingFaceTB/SmolLM2-135M-Instruct "Why is the sky blue?"', ""),
     ('triolet generate Qwen/Qwen2-VL-2B-Instruct "What is it?" --image cat.png', ""),
@@ -76,6 +77,7 @@ _EXAMPLES = (
 @click.option("--json-lines", "as_lines", is_flag=True, help="Write a line of JSON for each piece of text as it comes.")
 @model_options
 @click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
+@click.option("--draft-head", metavar="MODEL", shell_complete=folders, help=_DRAFT_HEAD)
 @click.pass_context
 def generate(
     context: click.Context,
@@ -93,6 +95,7 @@ def generate(
     trace: TraceFile | None,
     verbose: bool,
     speculate: int | None,
+    draft_head: str | None,
     **others: Any,
 ) -> int:
     """Write the answer of a model to PROMPT. MODEL is a checkpoint's folder or hub id.
@@ -116,8 +119,9 @@ def generate(
     speculation: Speculation | Literal["auto"] | None = "auto"
     if speculate is not None:
         speculation = Speculation(tokens=speculate) if speculate else None
+    drafts = {"speculation": speculation, "draft_head": draft_head}
     # one request: pages for one sequence are enough
-    config = config_of(others, observer=trace, max_running=1, speculation=speculation, chat_template=template)
+    config = config_of(others, observer=trace, max_running=1, chat_template=template, **drafts)
     params = sampling_of(context)
     if as_json and as_lines:
         raise click.UsageError("--json with --json-lines; allowed: one of them")

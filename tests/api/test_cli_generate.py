@@ -188,10 +188,12 @@ def test_options_reach_the_engine() -> None:
         "generate some/model hi --max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 3 --stop END "
         "--stop . --min-tokens 2 --repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5 "
         "--logit-bias 7=-2.5 --logit-bias 8=1 --stop-token-ids 4,5 --ignore-eos --logprobs 3 --length-penalty 2 "
-        "--patience 3 --no-skip-special-tokens --json --device cpu --dtype bfloat16 --threads 2 --speculate 6"
+        "--patience 3 --no-skip-special-tokens --json --device cpu --dtype bfloat16 --threads 2 --speculate 6 "
+        "--draft-head some/head"
     )
     assert run(words.split(), engine) == 0
-    config = EngineConfig(device="cpu", dtype="bfloat16", threads=2, max_running=1, speculation=Speculation(tokens=6))
+    drafts = {"speculation": Speculation(tokens=6), "draft_head": "some/head"}
+    config = EngineConfig(device="cpu", dtype="bfloat16", threads=2, max_running=1, **drafts)
     assert engine.configs == [("some/model", config)]
     assert engine.asked["sampling"] == SamplingParams(
         max_tokens=7,

@@ -147,6 +147,7 @@ TWO = ["--model", "a=demo", "--model", "b=demo"]
         (["demo", "--max-model-len", "4k"], "--max-model-len='4k'; allowed: an integer, 0 to"),
         (["demo", "--max-model-len", "9", "--max-model-len", "demo=9"], "--max-model-len is given twice for 'demo'"),
         ([*TWO, "--max-model-len", "9"], "--max-model-len '9' with 2 models; allowed: NAME=VALUE, where NAME is one"),
+        ([*TWO, "--draft-head", "x"], "--draft-head 'x' with 2 models; allowed: NAME=VALUE, where NAME is one"),
         ([*TWO, "--chat-template", "c=x.jinja"], "--chat-template 'c=x.jinja' with 2 models; allowed: NAME=VALUE"),
     ],
 )
@@ -172,6 +173,7 @@ def demo_server(*, aligner: Engine | None = None, memory_budget: int | None = No
     return Server(ServerSettings(port=0), Engines(specs, memory_budget=memory_budget), aligner=aligner)
 
 
+NO_HEAD = "--draft-head is given for WhisperForConditionalGeneration, which no draft head fits; allowed: Gemma 4"
 NO_TEMPLATE = "--chat-template is given for WhisperForConditionalGeneration, which has no conversations; allowed: deco"
 TOO_LARGE = "allowed: --memory-budget=1048576, 1.0 MiB, for all models together"
 SMALLER = "--max-model-len, by --kv-dtype='bfloat16', or by --quantization='int8'"
@@ -183,6 +185,7 @@ SMALLER = "--max-model-len, by --kv-dtype='bfloat16', or by --quantization='int8
     [
         ({"max_positions": 449}, ["triolet: --max-model-len=449; allowed: up to 448, the positions of WhisperFor"]),
         ({"chat_template": "{{ x }}"}, [f"triolet: {NO_TEMPLATE}"]),
+        ({"draft_head": "x/y"}, [f"triolet: {NO_HEAD}"]),
         ({"memory_budget": 1 << 20}, ["triolet: the model 'demo' is estimated to need ", TOO_LARGE, SMALLER]),
         ({"aligner": 449}, ["--max-model-len=449; allowed: up to 448"]),
         ({"aligner": 0}, ["does not align texts; allowed: Qwen3-ForcedAligner and CTC models"]),
@@ -197,7 +200,8 @@ def test_what_can_never_be_loaded_ends_the_start_in_the_words_of_the_command(
         config = EngineConfig(max_positions=given["aligner"])
         given = {"aligner": Engine(demo.checkpoint(), config=config)}
     with serve.make_context("serve", ["demo"]):
-        assert _run(demo_server(**given), preload=given.keys() <= {"max_positions", "chat_template"}) == FAILED
+        preload = given.keys() <= {"max_positions", "chat_template", "draft_head"}
+        assert _run(demo_server(**given), preload=preload) == FAILED
     told = capsys.readouterr().err
     assert all(message in told for message in messages)
     assert "_kv" not in told.partition("allowed")[2]
