@@ -56,6 +56,9 @@ PRINTED = {
     "draft_heads.py --shape tiny --rounds 1 --tokens 12": [
         r"tiny, 12 tokens: without [\d.]+ s, with drafts [\d.]+ s, "
     ],
+    "draft_heads.py --shape tiny-gemma --rounds 1 --tokens 12": [
+        r"tiny-gemma, 12 tokens: without [\d.]+ s, with drafts [\d.]+ s, "
+    ],
     "shapes.py tiny --rounds 1 --prompt 20": [
         r"tiny, 1 row: the library \d+\.\d+ ms, transformers \d+\.\d+ ms, ",
         r"tiny, 8 rows: ",
