@@ -128,7 +128,7 @@ void prepare_row(const Operation& o, const float* x, float* room, uint8_t* to) {
         normalize(o, x, normed, o.matrix->inputs);
         x = normed;
     }
-    if (is_int8(o.matrix->format)) quantize(x, o.matrix->inputs, to, planes_of(*o.matrix));
+    if (is_int8(o.matrix->format)) quantize(x, o.matrix->inputs, to, planes_of(*o.matrix), o.matrix->order);
     else if (o.matrix->format == PAIRS) pair(x, o.matrix->inputs, to);
     else if (o.norm == NO_NORM) __builtin_memcpy(to, x, (size_t)o.matrix->inputs * 4);
 }

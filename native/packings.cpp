@@ -70,7 +70,7 @@ void take_numbers(int packing, const uint8_t* block, int g, uint8_t* to) {
         case Q5_0: low += 6, high = block + 2; break;
         case Q5_1: low += 8, high = block + 4; break;
         case MXFP4: low += 1; break;
-        case IQ4_XS: low += 8 + 16 * g; break;
+        case IQ4_XS: case INT4_32: case INT4_128: low += 8 + 16 * g; break;
         case Q4_K: case Q5_K:
             low += (packing == Q4_K ? 16 : 48) + 32 * (g / 2);
             for (int i = 0; i < GROUP; i++) {
@@ -88,10 +88,16 @@ void take_numbers(int packing, const uint8_t* block, int g, uint8_t* to) {
         for (int i = 0; i < GROUP; i++) to[i] |= (high[i / 8] >> i % 8 & 1) << 4;
 }
 
-// The scales of group `g` of a block
+// The scales of a block, as those of group `g` of a head
 void take_scales(int packing, const uint8_t* block, int g, int lane, const Place& to) {
     const Layout& l = LAYOUTS[packing];
-    if (packing == MXFP4) return (void)(to.head[0] = block[0]);
+    if (packing == MXFP4) return (void)(to.head[g * PANEL + lane] = block[0]);
+    if (is_int4(packing)) {
+        const int own = g * GROUP / l.inputs * PANEL + lane, all = SUPER * GROUP / l.inputs * PANEL;
+        memcpy(to.head + 4 * own, block, 4);
+        to.head[4 * all + own] = block[4];
+        return;
+    }
     if (!l.head) {
         memcpy(to.lead + 2 * lane, block, 2);
         if (l.adds) memcpy(to.lead + 2 * PANEL + 2 * lane, block + 2, 2);
@@ -121,12 +127,15 @@ void unpack(int packing, const uint8_t* panel, int lane, int inputs, float* to) 
         const int g = group % SUPER;
         const Place at = place_of(packing, const_cast<uint8_t*>(panel), group);
         float scales[2], added = 0.0f;
+        const int own = g * GROUP / l.inputs * PANEL + lane;
         if (packing == Q8_32) memcpy(scales, at.lead + 4 * lane, 4);
+        else if (is_int4(packing)) memcpy(scales, at.head + 4 * own, 4);
         else if (packing == MXFP4) scales[0] = power_of(at.head[g * PANEL + lane]);
         else scales[0] = half_of((l.head ? at.head : at.lead) + 2 * lane);
         scales[1] = scales[0];
         if (l.adds && !l.head) added = half_of(at.lead + 2 * PANEL + 2 * lane);
-        if (l.adds && l.head) {
+        const int taken = is_int4(packing) ? at.head[4 * SUPER * GROUP / l.inputs * PANEL + own] : l.raised;
+        if (l.adds && l.head && !is_int4(packing)) {
             added = -(half_of(at.head + 64 + 2 * lane) * at.head[128 + (2 * g + 1) * PANEL + lane]);
             scales[0] = scales[1] = scales[0] * at.head[128 + 2 * g * PANEL + lane];
         }
@@ -134,7 +143,7 @@ void unpack(int packing, const uint8_t* panel, int lane, int inputs, float* to) 
         for (int half = 0; half < 2 && l.halved; half++) scales[half] *= (int8_t)at.head[64 + (2 * g + half) * PANEL + lane];
         for (int i = 0; i < GROUP && group * GROUP + i < inputs; i++) {
             const int number = number_at(l.bits, at.numbers, lane, i);
-            const int value = packing == MXFP4 ? FP4[number] : is_placed(packing) ? IQ4[number] : number - l.raised;
+            const int value = packing == MXFP4 ? FP4[number] : is_placed(packing) ? IQ4[number] : number - taken;
             to[group * GROUP + i] = scales[i / (GROUP / 2)] * value + added;
         }
     }
@@ -155,9 +164,8 @@ void triolet_pack(int32_t packing, const uint8_t* blocks, int32_t outputs, int32
         for (int group = 0; group < groups; group++) {
             uint8_t numbers[GROUP];
             const uint8_t* block = row + (size_t)(group / together) * l.block;
-            Place at = place_of(packing, to + output / PANEL * of_panel, group);
-            if (packing == MXFP4) at.head += group % SUPER * PANEL + lane;
-            take_scales(packing, block, group % together, lane, at);
+            const Place at = place_of(packing, to + output / PANEL * of_panel, group);
+            take_scales(packing, block, group % SUPER, lane, at);
             take_numbers(packing, block, group % together, numbers);
             put_numbers(l.bits, numbers, lane, at.numbers);
         }

@@ -13,11 +13,13 @@ constexpr int PANEL = 32;  // outputs that are computed together
 constexpr int GROUP = 32;  // inputs that share a scale
 constexpr int SUPER = 8;   // groups that share a head
 
-// Q8_32 is Q8_0 with scales in float32, which ggml does not have
+// ggml does not have three of them. Q8_32 is Q8_0 with scales in float32. INT4 is what other programs make of 4 bits: a block
+// has a scale in float32, the number that is zero in 4 bytes, and 16 bytes for each group, as Q4_0's.
 enum Packing : int32_t {
-    Q8_32 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 4, Q5_1 = 5, Q4_K = 6, Q5_K = 7, Q6_K = 8, IQ4_NL = 9, IQ4_XS = 10, MXFP4 = 11
+    Q8_32 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 4, Q5_1 = 5, Q4_K = 6, Q5_K = 7, Q6_K = 8, IQ4_NL = 9, IQ4_XS = 10, MXFP4 = 11,
+    INT4_32 = 12, INT4_128 = 13
 };
-constexpr int PACKINGS = 12;
+constexpr int PACKINGS = 14;
 
 // bits of a number; bytes of a head and of a group's scales; what is taken from a number; whether something is added to
 // each, and whether halves of a group have a scale of their own; bytes of a block, and its inputs
@@ -35,10 +37,13 @@ constexpr Layout LAYOUTS[PACKINGS] = {
     {4, 0, 64, 0, false, false, 18, GROUP},    // numbers are places in IQ4
     {4, 320, 0, 0, false, false, 136, 256},    // [32] in float16, and [SUPER][32]; places in IQ4
     {4, 256, 0, 0, false, false, 17, GROUP},   // [SUPER][32] exponents; places in FP4
+    {4, 1280, 0, 0, true, false, 24, GROUP},   // [SUPER][32] scales in float32, and [SUPER][32] bytes that are taken away
+    {4, 320, 0, 0, true, false, 72, 128},      // the same, of four groups each
 };
 constexpr int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
 
+constexpr bool is_int4(int packing) { return packing == INT4_32 || packing == INT4_128; }
 constexpr bool is_placed(int packing) { return packing == IQ4_NL || packing == IQ4_XS || packing == MXFP4; }
 constexpr int number_bytes(int packing) { return LAYOUTS[packing].bits * PANEL * GROUP / 8; }
 constexpr int group_bytes(int packing) { return LAYOUTS[packing].lead + number_bytes(packing); }

@@ -176,8 +176,9 @@ void pair(const float* x, int width, uint8_t* to) {
 }
 
 // A row in int8, each group by the scale of its largest value, with the sums of its halves. In two `planes` the values
-// have 16 bits: a value of the first row counts 255 times, so that none of the second is -128, which has no other sign.
-void quantize(const float* x, int width, uint8_t* to, int planes = 1) {
+// have 16 bits: a value of the first row counts 255 times, so that none of the second is -128, which has no other sign. `order`: the
+// input that is each value; or none, and they stay as they are.
+void quantize(const float* x, int width, uint8_t* to, int planes = 1, const int32_t* order = nullptr) {
     const int groups = groups_of(width);
     const float most = planes > 1 ? 127.0f * 255.0f : 127.0f;
     int8_t* values = (int8_t*)to;
@@ -185,10 +186,13 @@ void quantize(const float* x, int width, uint8_t* to, int planes = 1) {
     int32_t* sums = (int32_t*)(scales + groups);
     const size_t apart = quantized_bytes(width);
     for (int g = 0; g < groups; g++) {
-        const int begin = g * GROUP, end = least(width, begin + GROUP);
+        const int begin = g * GROUP, count = least(GROUP, width - begin);
+        float some[GROUP];
+        for (int i = 0; order && i < count; i++) some[i] = x[order[begin + i]];
+        const float* own = order ? some : x + begin;
         VI top = {};  // bits of sizes: those of infinity and NaN are the largest, and come out as NaN
-        for (int i = begin; i < end; i += VL) {
-            const VI size = (VI)load_upto(x + i, end - i) & 0x7fffffff;
+        for (int i = 0; i < count; i += VL) {
+            const VI size = (VI)load_upto(own + i, count - i) & 0x7fffffff;
             top = size > top ? size : top;
         }
         const int32_t bits = largest_of(top);
@@ -199,14 +203,13 @@ void quantize(const float* x, int width, uint8_t* to, int planes = 1) {
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
         for (int half = 0; half < 2; half++) {
             VI high = {}, low = {};
-            const int from = begin + half * GROUP / 2;
-            for (int i = from; i < from + GROUP / 2; i += VL) {
-                const VI whole = i < end ? whole_of(load_upto(x + i, end - i) * inverse) : (VI){};
+            for (int i = half * GROUP / 2; i < (half + 1) * GROUP / 2; i += VL) {
+                const VI whole = i < count ? whole_of(load_upto(own + i, count - i) * inverse) : (VI){};
                 const VI upper = planes > 1 ? whole_of(__builtin_convertvector(whole, V) * (1.0f / 255.0f)) : whole, lower = whole - 255 * upper;
-                *(B*)(values + i) = __builtin_convertvector(upper, B);
+                *(B*)(values + begin + i) = __builtin_convertvector(upper, B);
                 high += upper;
                 if (planes == 1) continue;
-                *(B*)(values + apart + i) = __builtin_convertvector(lower, B);
+                *(B*)(values + apart + begin + i) = __builtin_convertvector(lower, B);
                 low += lower;
             }
             sums[2 * g + half] = total(high);
@@ -307,6 +310,7 @@ template <int P>
 inline V scales_of(const uint8_t* head, const uint8_t* lead, int g, int half, int v) {
     const int at = VL * v;
     if constexpr (P == Q8_32) return Float32::widen(lead + 4 * at);
+    if constexpr (is_int4(P)) return Float32::widen(head + 4 * (g * GROUP / LAYOUTS[P].inputs * PANEL + at));
     if constexpr (P == MXFP4) {
         const VI exponents = bytes_at(head + g * PANEL + at);
         const VI small = exponents < 1 ? 0x00200000 - (VI){} : 0x00400000 - (VI){};
@@ -321,6 +325,11 @@ inline V scales_of(const uint8_t* head, const uint8_t* lead, int g, int half, in
 template <int P>
 inline V added_of(const uint8_t* head, const uint8_t* lead, int g, int v) {
     if constexpr (!LAYOUTS[P].head) return Float16::widen(lead + 2 * PANEL + 2 * VL * v);
+    if constexpr (is_int4(P)) {
+        constexpr int ALL = SUPER * GROUP / LAYOUTS[P].inputs * PANEL;
+        const int own = g * GROUP / LAYOUTS[P].inputs * PANEL + VL * v;
+        return -(Float32::widen(head + 4 * own) * wide_of(bytes_at(head + 4 * ALL + own)));
+    }
     return -(Float16::widen(head + 64 + 2 * VL * v) * wide_of(bytes_at(head + 128 + (2 * g + 1) * PANEL + VL * v)));
 }
 
@@ -404,7 +413,7 @@ void by_panel(const Matrix& m, int panel, const uint8_t* x, size_t stride, int r
     const uint8_t* w = s.weights + panel * packed_bytes(s.packing, m.inputs);
     switch (s.packing) {
 #define OF(P) case P: return any_rows8<P, ROWS8>(w, m.inputs, x, stride, rows, out, line, end);
-        OF(Q8_32) OF(Q8_0) OF(Q4_0) OF(Q4_1) OF(Q5_0) OF(Q5_1) OF(Q4_K) OF(Q5_K) OF(Q6_K) OF(IQ4_NL) OF(IQ4_XS) OF(MXFP4)
+        OF(Q8_32) OF(Q8_0) OF(Q4_0) OF(Q4_1) OF(Q5_0) OF(Q5_1) OF(Q4_K) OF(Q5_K) OF(Q6_K) OF(IQ4_NL) OF(IQ4_XS) OF(MXFP4) OF(INT4_32) OF(INT4_128)
 #undef OF
     }
 }

@@ -10,7 +10,7 @@ static inline bool is_sound(const Matrix* m) {
     if (!m || !within(m->format, FLOAT32, PACKED) || m->inputs <= 0 || m->panels <= 0 || !within(m->outputs, 1, (int64_t)PANEL * m->panels))
         return false;
     if (!within(m->planes, 0, 2)) return false;
-    if (m->format != PACKED) return m->weights && (uintptr_t)m->weights % 64 == 0;
+    if (m->format != PACKED) return !m->order && m->weights && (uintptr_t)m->weights % 64 == 0;
     int64_t panels = 0;
     for (int i = 0; m->sections && i < m->section_count; i++) {
         const Section& s = m->sections[i];
@@ -18,6 +18,8 @@ static inline bool is_sound(const Matrix* m) {
         if (m->inputs % LAYOUTS[s.packing].inputs) return false;
         panels += s.panels;
     }
+    for (int i = 0; m->order && i < m->inputs; i++)
+        if (!within(m->order[i], 0, m->inputs - 1)) return false;
     return panels == m->panels;
 }
 
@@ -102,7 +104,7 @@ static inline bool is_sound(const Operation& o, const Model& m) {
         return !(o.wanted & ~2) && o.heads >= 1 && o.size >= 1 && inside(o.column, o.window, from) && inside(o.place, o.ahead, to);
     }
     if (o.kind == LOOKUP)
-        return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions) &&
+        return is_sound(o.matrix) && !o.matrix->order && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions) &&
                (!o.gain || o.heads >= 1);
     if (o.heads < 1 || o.kv_heads < (o.kind != TURN) || o.size < 1 || (o.kv_heads && o.heads % o.kv_heads)) return false;
     if (heads > from || !within(o.value_size, 0, o.kind == TURN || o.kind == ATTEND ? MOST : 0)) return false;

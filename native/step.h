@@ -34,6 +34,7 @@ struct Matrix {
     const uint8_t* weights;  // or none, if there are sections
     const float* bias;       // [32 * panels], or none
     const Section* sections;
+    const int32_t* order;    // [inputs] the input that each of the sections' inputs is; or none: the same
     int32_t section_count, planes;
 };
 

@@ -86,6 +86,7 @@ class MatrixData(Structure):
         ("weights", c_void_p),
         ("bias", c_void_p),
         ("sections", POINTER(SectionData)),
+        ("order", c_void_p),
         ("section_count", c_int32),
         ("planes", c_int32),
     )

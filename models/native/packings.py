@@ -17,11 +17,14 @@ from torch import Tensor
 from ..memory.allocator import roomy_empty
 from .library import Library, SectionData
 
-# The numbers of packings in the library, by ggml's names of the kinds of blocks. Q8_32 is none of them.
+# The numbers of packings in the library, by ggml's names of the kinds of blocks. Q8_32 and INT4 are none of them.
 PACKINGS = {
     name: number
     for number, name in enumerate(
-        ("Q8_32", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+        (
+            *("Q8_32", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
+            *("INT4_32", "INT4_128"),
+        )
     )
 }
 _ROWS = 1024  # that are packed or unpacked at a time, a multiple of `PANEL`

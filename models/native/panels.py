@@ -43,6 +43,7 @@ class Panels:
         bias: float32 [panels * 32]; ``None``: there is no bias.
         sections: what ``packed``, then bytes [all], has of quantized blocks; empty: it has none.
         planes: of 8 bits in which the library quantizes the inputs of quantized weights: 1, or 2, which hold 16 bits.
+        order: int32 [inputs], the input that is each input of the sections; ``None``: the same one.
     """
 
     outputs: int
@@ -51,6 +52,7 @@ class Panels:
     bias: Tensor | None
     sections: tuple[Section, ...] = ()
     planes: int = 1
+    order: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -73,10 +75,12 @@ class Panels:
         cls, weights: Sequence[Tensor], bias: Tensor | None = None, order: Tensor | None = None, *, planes: int
     ) -> Panels | None:
         """Packs matrices of quantized blocks as one, as `pack_blocks` does; ``None``: it cannot."""
-        made = pack_blocks(weights, order)
+        inputs = [getattr(weight, "input_order", None) for weight in weights]
+        alike = all(one is None or torch.equal(one, inputs[0]) for one in inputs) and len({*map(type, inputs)}) == 1
+        made = pack_blocks(weights, order) if alike else None
         if made is None:
             return None
-        panels = cls(sum(map(len, weights)), weights[0].shape[1], made[0], None, made[1], planes)
+        panels = cls(sum(map(len, weights)), weights[0].shape[1], made[0], None, made[1], planes, inputs[0])
         return panels if bias is None else evolve(panels, bias=filled(bias, panels.count))
 
     @classmethod
@@ -178,7 +182,8 @@ class Panels:
     def rows(self, places: Tensor) -> Tensor:
         """Returns the weights of the outputs ``places``, float32 [places, inputs], as an embedding does."""
         if self.sections:
-            return unpack_rows(self.packed, self.sections, self.inputs, places)
+            rows = unpack_rows(self.packed, self.sections, self.inputs, places)
+            return rows if self.order is None else rows[:, self.order.argsort()]
         panels, outputs = places // PANEL, places % PANEL
         if not self.is_quantized:
             return self.packed[panels, :, outputs].flatten(1)[:, : self.inputs].float()
@@ -204,7 +209,8 @@ class Panels:
         bias = None if self.bias is None else self.bias.data_ptr()
         if self.sections:
             own = section_data(self.packed, self.sections, self.inputs)
-            told = (_PACKED, self.inputs, self.outputs, self.count, None, bias, own, len(own), self.planes)
+            order = None if self.order is None else self.order.data_ptr()
+            told = (_PACKED, self.inputs, self.outputs, self.count, None, bias, own, order, len(own), self.planes)
             return pointer(MatrixData(*told))
         form = FORMATS[self.packed.dtype] if self.packed.dim() == 3 else _PAIRS
         if self.is_quantized and self._scales.dtype == torch.float16:

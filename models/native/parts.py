@@ -40,6 +40,7 @@ class PackedLinear(nn.Module):
     packed: Tensor
     bias: Tensor | None
     places: Tensor | None
+    input_order: Tensor | None
     weight: Tensor | None = None  # T5's layers ask for its dtype, to compute in that
 
     def __init__(
@@ -52,11 +53,13 @@ class PackedLinear(nn.Module):
         self.register_buffer("places", places)
         self.whole, self.in_features = panels.outputs, panels.inputs
         self.sections, self.planes = panels.sections, panels.planes
+        self.register_buffer("input_order", panels.order)
         self.first, self.out_features = first, outputs
 
     def panels(self) -> Panels:
         """Returns the matrix, with the outputs of the neighbours."""
-        return Panels(self.whole, self.in_features, self.packed, self.bias, self.sections, self.planes)
+        own = self.packed, self.bias, self.sections, self.planes, self.input_order
+        return Panels(self.whole, self.in_features, *own)
 
     def forward(self, inputs: Tensor, expert: int = 0) -> Tensor:
         panels, first = self.panels(), self.first + expert * self.apart

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attrs import evolve
 
 from triolet.models.memory.rows import Rows
 from triolet.models.native.library import Library
@@ -101,6 +102,19 @@ def test_an_embedding_is_the_weights(kind: str, level: int) -> None:
         found = runner.step([63, 0, 33], Rows.all_of(3))
         runner.release()
     assert torch.equal(found, one.weights()[[63, 0, 33]])
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+def test_inputs_may_have_an_order(planes: int) -> None:
+    """As those of a matrix that GPTQ has quantized in the order of their size."""
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(4)).int()
+    parts = [evolve(Blocks.random("INT4_128", 64, 256, seed), input_order=order) for seed in (1, 2)]
+    panels, rows = panels_of(*parts, planes=planes), torch.randn(5, 256, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(panels.part(0, 128), torch.cat([part.weights() for part in parts]))
+    straight = panels_of(*(evolve(part, input_order=None) for part in parts), planes=planes)
+    assert torch.equal(product(panels, rows, 0), product(straight, rows[:, order.long()].contiguous(), 0))
+    others = evolve(parts[1], input_order=order.flip(0)), evolve(parts[1], input_order=None)
+    assert all(Panels.of_blocks([parts[0], other], planes=planes) is None for other in others)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "MXFP4", "Q5_0"])

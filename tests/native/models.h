@@ -80,6 +80,7 @@ struct Made {
     const uint8_t* cross = nullptr;
     std::vector<float> slots;       // what they hold
     const Matrix* words = nullptr;  // that tokens are looked up in, or none
+    bool looked_up = false;         // a matrix that is drawn is such a one
     float words_scale;
     const float* places = nullptr;  // what is added to them by position, or none
     const float* typed = nullptr;   // and by type
@@ -149,12 +150,12 @@ struct Made {
 
     // Of blocks of any numbers with scales of some size, of one kind or of two
     const Matrix* packed(int inputs, int outputs, int panels) {
-        constexpr float TOP[PACKINGS] = {0, 127, 8, 15, 16, 31, 63 * 15, 63 * 31, 128 * 32, 127, 32 * 127, 1};
+        constexpr float TOP[PACKINGS] = {0, 127, 8, 15, 16, 31, 63 * 15, 63 * 31, 128 * 32, 127, 32 * 127, 1, 8, 8};
         const int split = draw.upto(1, panels), count = split < panels ? 2 : 1;
         Section* sections = arena.take<Section>(count);
         std::vector<float> plain((size_t)panels * PANEL * inputs);
         for (int i = 0, panel = 0; i < count; panel += sections[i++].panels) {
-            const int packing = draw.upto(Q8_0, inputs % 256 ? Q5_1 : MXFP4), own = i ? panels - split : split;
+            const int packing = inputs % 256 ? draw.upto(Q8_0, Q5_1) : draw.upto(Q8_0, PACKINGS - 1), own = i ? panels - split : split;
             const Layout& l = LAYOUTS[packing];
             const size_t of_row = (size_t)inputs / l.inputs * l.block;
             std::vector<uint8_t> blocks(own * PANEL * of_row);
@@ -163,7 +164,8 @@ struct Made {
                 const float size = (0.5f + fabsf(draw.value()) / 2) / sqrtf((float)inputs);
                 float scale = size / TOP[packing], added = l.head ? size / 63 : -size / 2;
                 const uint16_t halves[2] = {sixteen(scale, FLOAT16), sixteen(added, FLOAT16)};
-                if (packing == MXFP4) blocks[at] = (uint8_t)(124 - (int)log2f(sqrtf((float)inputs)));
+                if (is_int4(packing)) memcpy(&blocks[at], &scale, 4);
+                else if (packing == MXFP4) blocks[at] = (uint8_t)(124 - (int)log2f(sqrtf((float)inputs)));
                 else memcpy(&blocks[at + (packing == Q6_K ? 208 : 0)], halves, l.adds ? 4 : 2);
             }
             uint8_t* to = arena.take<uint8_t>(own * triolet_packed_bytes(packing, inputs));
@@ -173,7 +175,12 @@ struct Made {
             triolet_unpack(packing, to, inputs, all.data(), own * PANEL, &plain[(size_t)panel * PANEL * inputs]);
             sections[i] = {packing, own, to};
         }
-        return keep({PACKED, inputs, outputs, panels, nullptr, nullptr, sections, count}, plain);
+        int32_t* order = looked_up || draw.one_in(2) ? nullptr : arena.take<int32_t>(inputs);
+        for (int i = 0; order && i < inputs; i++) order[i] = i;
+        if (order) std::shuffle(order, order + inputs, draw.bits);
+        const std::vector<float> straight = plain;
+        for (size_t i = 0; order && i < plain.size(); i++) plain[i / inputs * inputs + order[i % inputs]] = straight[i];
+        return keep({PACKED, inputs, outputs, panels, nullptr, nullptr, sections, order, count}, plain);
     }
 
     Operation& linear(int from, int to, int ending, bool normed) {
@@ -328,7 +335,9 @@ struct Made {
         if (paged && !carried && draw.one_in(2)) fill_slots();
         if (draw.one_in(2)) {
             Operation& o = add(LOOKUP, hidden, hidden);
+            looked_up = true;
             o.matrix = words = matrix(widths[hidden], draw.upto(1, 100), false, most_format);
+            looked_up = false;
             o.scale = words_scale = draw.of({1.0f, 5.6f});
             if (draw.one_in(2)) {
                 o.distance_count = POSITIONS + 9;
