@@ -111,7 +111,7 @@ soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that
 	$(BIN)/python -m triolet_testing.chaos --runs 10000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
 		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
-		tests/models/test_native.py packages/ray \
+		tests/models/test_native.py tests/models/test_native_panels.py tests/models/test_native_plans.py packages/ray \
 		-m "not thorough" --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 	$(BIN)/python -m pytest tests packages -m thorough
 	$(MAKE) mutants SEED=$(SEED)

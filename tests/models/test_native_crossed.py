@@ -33,12 +33,13 @@ from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
 from triolet.models.networks.item_encoder import ItemEncoder
 from triolet.models.networks.network import Feed, Record
 
-from .test_native import KEPT, Fed, Told, assert_same_bits, fed, loaded, sequences_of
+from .fed import VOCABULARY, Fed, Told, assert_same_bits, loaded, opened, sequences_of
+from .native_decoders import KEPT
 from .texts import start_of
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
-PAGES, SLOTS, POSITIONS, VOCABULARY = 200, 5, 700, 83
+PAGES, SLOTS, POSITIONS = 200, 5, 700
 SHAPE = {
     "d_model": 48,
     "encoder_layers": 1,
@@ -185,8 +186,8 @@ class CrossedFed(Fed):
         for tensor in (*paged.tensors(), *cross.tensors()):
             tensor.fill_(torch.nan)
         options = {"rows": rows, "positions": POSITIONS, "threads": threads, "level": level}
-        program, model = decoder.program(POSITIONS, family.distances(made, POSITIONS)), TransformerModel(made)
-        self.runner = Runner.open(loaded(), program, list(paged.parts()), *cross.tensors(), **options)
+        self.program, model = decoder.program(POSITIONS, family.distances(made, POSITIONS)), TransformerModel(made)
+        self.runner = Runner.open(loaded(), self.program, list(paged.parts()), *cross.tensors(), **options)
         self.crossing = Runner.open(loaded(), decoder.crossing(), None, **options)
         self.network = EncoderDecoderNetwork(
             model=model,
@@ -205,7 +206,7 @@ class CrossedFed(Fed):
             self.network.write_cross(slot, output(name, number))
         self.crossing.release()
 
-    def feed(self, parts: Sequence[tuple[Told, int, int]]) -> list[Tensor]:
+    def feed(self, parts: Sequence[tuple[Told, int, int]], states: Sequence[Tensor] = ()) -> list[Tensor]:
         """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence."""
         feeds = [self._feed(number, *part) for number, part in enumerate(parts)]
         wanted = [(index, row) for index, feed in enumerate(feeds) for row in range(feed.part.length)]
@@ -224,7 +225,7 @@ class CrossedFed(Fed):
         return Feed(part=part, record=Record(start_of(number, one.tokens), list(one.tokens)))
 
 
-opened = functools.partial(fed, kind=CrossedFed)
+fed = functools.partial(opened, CrossedFed)
 sequences = functools.partial(sequences_of, most=PAGES, outputs=SLOTS)
 
 
@@ -232,7 +233,7 @@ sequences = functools.partial(sequences_of, most=PAGES, outputs=SLOTS)
 @pytest.mark.parametrize("level", [1, 3, 4])
 def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
     draw = random.Random(3)
-    with opened(name, draw, level=level) as one:
+    with fed(name, draw, level=level) as one:
         told = sequences([150, 1, 40, 600, 2, 3], 16, draw)
         for sequence, found in zip(told, one.all_of(told, draw), strict=True):
             expected = expected_of(sequence.tokens, sequence.output, name, module(name))
@@ -242,7 +243,7 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
 @pytest.mark.parametrize(("slot", "length"), [(-1, 9), (SLOTS, 9), (0, 0), (0, -1), (0, POSITIONS + 1)])
 def test_a_slot_that_is_none_is_refused(slot: int, length: int) -> None:
     """Before anything is touched: pages are as they were."""
-    with opened("bart", random.Random(3)) as one:
+    with fed("bart", random.Random(3)) as one:
         rows = Rows(positions=[0], chunks=[(1, 0, slot, length)], tables=[5], wanted=[0])
         with pytest.raises(EngineError, match="refuses a step of 1 rows: slot"):
             one.runner.step([0], rows)
@@ -257,9 +258,9 @@ def test_a_slot_that_is_none_is_refused(slot: int, length: int) -> None:
 def test_slots_and_pages_of_16_bits_cost_what_they_round(name: str, level: int, kept: torch.dtype) -> None:
     draw = random.Random(3)
     told = sequences([150, 1, 40, 300], 16, draw)
-    with opened(name, random.Random(2), level=level) as one:
+    with fed(name, random.Random(2), level=level) as one:
         plain = one.all_of(told, random.Random(1))
-    with opened(name, random.Random(2), level=level, kept=kept) as one:
+    with fed(name, random.Random(2), level=level, kept=kept) as one:
         found = one.all_of(told, random.Random(1))
     for before, now in zip(plain, found, strict=True):
         apart = (now - before).abs().amax(1) / before.abs().max()
@@ -296,9 +297,9 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
 ) -> None:
     draw = random.Random(seed)
     told = sequences(lengths, page_sizes[0], draw)
-    with opened(name, draw, page_size=page_sizes[0], threads=threads[0], kept=kept) as together:
+    with fed(name, draw, page_size=page_sizes[0], threads=threads[0], kept=kept) as together:
         expected = together.all_of(told, draw)
-    with opened(name, draw, page_size=page_sizes[1], threads=threads[1], rows=rows, kept=kept) as alone:
+    with fed(name, draw, page_size=page_sizes[1], threads=threads[1], rows=rows, kept=kept) as alone:
         assert_same_bits(alone, told, expected, draw)
 
 

@@ -20,7 +20,8 @@ from triolet.models.native.parts import PackedLinear
 from triolet.models.native.program import Attention, Program
 from triolet.models.native.runner import Runner
 
-from .test_native import POSITIONS, decoder_of, fed, loaded, sequences_of
+from .fed import loaded, sequences_of
+from .native_decoders import POSITIONS, decoder_of, fed
 from .texts import Job, noise
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")

@@ -6,13 +6,12 @@ from __future__ import annotations
 import copy
 import functools
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -37,9 +36,11 @@ from triolet.models.native.program import Program
 from triolet.models.native.recurrences import Recurrence
 from triolet.models.native.runner import Runner
 
+from .fed import MOST_ROWS, VOCABULARY, Fed, Told, assert_same_bits, loaded, opened, sequences_of
+
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
-POSITIONS, MOST_ROWS, VOCABULARY, PAGE = 400, 80, 83, 16
+PAGES, POSITIONS, PAGE = 120, 400, 16
 SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96}
 SHAPE |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": POSITIONS}
 SHAPE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -131,12 +132,6 @@ CONFIGS = {
 }
 
 
-def loaded() -> Library:
-    library = Library.load()
-    assert library is not None
-    return library
-
-
 @functools.cache
 def module(name: str) -> Any:
     torch.manual_seed(5)
@@ -157,17 +152,9 @@ def decoder_of(name: str) -> CausalDecoder:
     return CausalDecoder(made, made, [config.sliding_window if kind == "sliding_attention" else None for kind in kinds])
 
 
-@frozen
-class Told:
-    """Tokens, the pages that they lie in, and the lengths of the chunks that they are fed in."""
-
-    tokens: tuple[int, ...]
-    pages: tuple[int, ...]
-    cuts: tuple[int, ...]
-
-
-class Fed:
-    """A model that was opened, and what it answered: logits of each position."""
+class RecurrentFed(Fed):
+    most_pages, page_size = PAGES, PAGE
+    most_at_once = 2**31  # also more than a call has
 
     def __init__(
         self, name: str, *, threads: int = 2, level: int = 0, most_rows: int = MOST_ROWS, int8: bool = False
@@ -177,7 +164,7 @@ class Fed:
         assert decoder.unknown() is None
         width = 2 * getattr(config, "num_key_value_heads", 0) * getattr(config, "head_dim", 0)
         widths = [width if layer.attention is not None else 0 for layer in decoder.layers]
-        self.pages = [torch.full((120, PAGE, width), float("nan"), dtype=torch.float32) for width in widths]
+        self.pages = [torch.full((PAGES, PAGE, width), float("nan"), dtype=torch.float32) for width in widths]
         decoder.pack(int8=int8)
         self.module = decoder.module
         self.program = decoder.program(POSITIONS)
@@ -187,7 +174,7 @@ class Fed:
     def feed(
         self,
         parts: Sequence[tuple[Told, int, int]],
-        states: Sequence[Tensor],
+        states: Sequence[Tensor] = (),
         saves: Sequence[tuple[int, Tensor]] = (),
     ) -> list[Tensor]:
         """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence, whose state changes, and is saved
@@ -203,43 +190,9 @@ class Fed:
         rows = Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted, states=states, saves=saves)
         return list(self.runner.step(tokens, rows).split([stop - start for _, start, stop in parts]))
 
-    def all_of(self, sequences: Sequence[Told], draw: random.Random) -> list[Tensor]:
-        """Feeds all of them, some of their next chunks in each step. Logits of each sequence."""
-        found: list[list[Tensor]] = [[] for _ in sequences]
-        states = [torch.zeros(self.program.state, dtype=torch.float32) for _ in sequences]
-        at = [0] * len(sequences)
-        left = [list(one.cuts) for one in sequences]
-        while waiting := [index for index, cuts in enumerate(left) if cuts]:
-            chosen = [(index, left[index].pop(0)) for index in draw.sample(waiting, draw.randint(1, len(waiting)))]
-            parts = [(sequences[index], at[index], at[index] + count) for index, count in chosen]
-            for (index, count), logits in zip(
-                chosen, self.feed(parts, [states[index] for index, _ in chosen]), strict=True
-            ):
-                found[index].append(logits)
-                at[index] += count
-        return [torch.cat(parts) for parts in found]
 
-
-@contextmanager
-def fed(name: str, **options: Any) -> Iterator[Fed]:
-    with torch.inference_mode():
-        one = Fed(name, **options)
-        try:
-            yield one
-        finally:
-            one.runner.release()
-
-
-def sequences_of(lengths: Sequence[int], draw: random.Random) -> list[Told]:
-    pages = draw.sample(range(120), 120)
-    made = []
-    for length in lengths:
-        own = tuple(pages.pop() for _ in range(-(-length // PAGE)))
-        cuts: list[int] = []
-        while left := length - sum(cuts):
-            cuts.append(min(left, draw.choice([1, draw.randint(1, 12), draw.randint(1, MOST_ROWS)])))
-        made.append(Told(tuple(draw.randrange(VOCABULARY) for _ in range(length)), own, tuple(cuts)))
-    return made
+fed = functools.partial(opened, RecurrentFed)
+sequences = functools.partial(sequences_of, page_size=PAGE, most=PAGES)
 
 
 def whole(name: str, tokens: Sequence[int]) -> Tensor:
@@ -253,8 +206,8 @@ def whole(name: str, tokens: Sequence[int]) -> Tensor:
 def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
     draw = random.Random(3)
     with fed(name, level=level) as one:
-        sequences = sequences_of([150, 1, 40], draw)
-        for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
+        told = sequences([150, 1, 40], draw=draw)
+        for sequence, found in zip(told, one.all_of(told, draw), strict=True):
             expected = whole(name, sequence.tokens)
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
 
@@ -268,7 +221,7 @@ def test_experts_that_are_all_unlikely_weigh_what_they_do_in_transformers(monkey
             layer.feed_forward.gate.weight.mul_(0.2).sub_(0.07)
     monkeypatch.setattr(f"{__name__}.module", lambda _: changed)
     with fed("lfm2_moe") as one:
-        (sequence,) = sequences_of([20], draw)
+        (sequence,) = sequences([20], draw=draw)
         expected = whole("lfm2_moe", sequence.tokens)
         (found,) = one.all_of([sequence], draw)
         torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
@@ -287,13 +240,11 @@ def test_a_row_has_the_same_bits_in_every_batch_and_chunk(
     name: str, seed: int, lengths: list[int], threads: tuple[int, int], most_rows: int, int8: bool
 ) -> None:
     draw = random.Random(seed)
-    sequences = sequences_of(lengths, draw)
+    told = sequences(lengths, draw=draw)
     with fed(name, threads=threads[0], int8=int8) as together:
-        expected = together.all_of(sequences, draw)
+        expected = together.all_of(told, draw)
     with fed(name, threads=threads[1], most_rows=most_rows, int8=int8) as alone:
-        for sequence, bits in zip(sequences, expected, strict=True):
-            (other,) = sequences_of([len(sequence.tokens)], draw)
-            assert torch.equal(alone.all_of([evolve(other, tokens=sequence.tokens)], draw)[0], bits)
+        assert_same_bits(alone, told, expected, draw)
 
 
 @pytest.mark.parametrize("name", ["lfm3", "qwen3_5", "granite hybrid"])
@@ -301,7 +252,7 @@ def test_a_state_is_saved_as_it_is_behind_a_row(name: str) -> None:
     """Whatever comes behind it, in one call or in several: whoever goes on from it has the same bits."""
     draw = random.Random(4)
     with fed(name, most_rows=33) as one:
-        first, second = sequences_of([70, 9], draw)
+        first, second = sequences([70, 9], draw=draw)
         states = [torch.zeros(one.program.state, dtype=torch.float32) for _ in range(2)]
         one.feed([(first, 0, 1), (second, 0, 5)], states)
         rows = [0, 1, 1, 31, 32, 33, 68, 69, 72]  # of the step, whose second part begins with row 69

@@ -28,7 +28,7 @@ from triolet.models.native.runner import Runner
 from triolet.models.native.speech_encoders import Payload, SpeechEncoder, known_encoder
 
 from .conftest import small_config
-from .test_native import loaded
+from .fed import loaded
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 

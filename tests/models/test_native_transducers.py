@@ -23,7 +23,7 @@ from triolet.models.native.library import Library
 from triolet.models.native.runner import Runner
 from triolet.models.native.transducers import pack_transducer, transducer_program, unknown_transducer
 
-from .test_native import loaded
+from .fed import loaded
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 

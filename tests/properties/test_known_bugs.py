@@ -25,8 +25,8 @@ from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests
 from . import test_recovery
 from .core.test_ledger import LedgerMachine
+from .planner_machine import PlannerMachine
 from .planting import Killer, engine_test, planted, verdict
-from .test_planner_machines import PlannerMachine
 
 Fault = tuple[str, str, str]  # the function, the fragment of its source, and the mistake in its place
 Step = Callable[[Any], object]

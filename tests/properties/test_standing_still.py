@@ -11,7 +11,7 @@ from random import Random
 
 from hypothesis import settings
 
-from .test_planner_machines import PLACED, PlannerMachine
+from .planner_machine import PLACED, PlannerMachine
 
 
 class ScarceMachine(PlannerMachine):
