@@ -11,8 +11,7 @@ from __future__ import annotations
 from .faults import Fault, TrioFault
 from .hooks import TrioChanged
 from .promises import PROMISES, Broken
-from .schedules import Batches, Deadlock, InTurn, Listed, Pct, Schedule, Uniform, run_scheduled
-from .shrink import shrink
+from .schedules import Batches, Deadlock, InTurn, Listed, Pct, Schedule, Uniform, run_scheduled, shrink
 from .sweep import ProgramBroken, ProgramFailure, ProgramReport, check_program, replay_program, sweep_program
 from .trial import Case, Subject, Trial
 from .virtual import run_virtually

@@ -27,8 +27,7 @@ from attrs import define, field, frozen
 
 from .faults import Fault, TrioFault
 from .promises import IT_ENDS, Broken
-from .schedules import InTurn, Overtaking, Pct, Schedule, Uniform
-from .shrink import shrink
+from .schedules import InTurn, Overtaking, Pct, Schedule, Uniform, shrink
 from .trial import MOST_TICKS, Case, Program, Subject, Trial, collect, run_trial
 
 _PATIENCE = 5  # times the steps of the first run, after which a run counts as endless
