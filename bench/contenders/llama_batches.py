@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from serve import in_order
+from serve import at_once
 
 PAGE = 256  # positions; contexts are made for multiples, so that a first round makes them for all others
 CHUNK = 2048  # tokens in a call, at most
@@ -89,6 +89,4 @@ def answer(model: tuple[Library, Callable[[str], list[int]], Callable[[list[int]
         found = library.generate([tokenize(prompt) for prompt in prompts], task["tokens"])
         return [{"tokens": tokens, "text": detokenize(tokens)} for tokens in found]
 
-    if task.get("arrivals"):
-        return in_order(task, task["prompts"], lambda prompt: write([prompt])[0])
-    return write(task["prompts"])
+    return at_once(task, task["prompts"], write)

@@ -69,6 +69,15 @@ def beside(task: dict[str, Any]) -> Iterator[dict[str, float]]:
             told["counted"] = reached[0] / told["seconds"]
 
 
+def at_once(
+    task: dict[str, Any], inputs: Sequence[str], several: Callable[[Sequence[str]], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Answers ``inputs`` in one batch, or one after the other if they arrive or each is asked for by itself."""
+    if task.get("arrivals") or task.get("each"):
+        return in_order(task, inputs, lambda one: several([one])[0])
+    return several(inputs)
+
+
 def in_order(task: dict[str, Any], inputs: Sequence[str], one: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
     """Answers ``inputs`` one after the other, none before its arrival, as an engine does that runs one request at a
     time."""

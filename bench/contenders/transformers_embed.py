@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from serve import serve
+from transformers_models import open_as
 from vectors import answer, open_tokenizer
 
 
@@ -13,10 +13,7 @@ def open_model() -> tuple[Any, dict[str, str]]:
     import torch
     import transformers
 
-    folder, dtype, threads = sys.argv[1:]
-    torch.set_num_threads(int(threads))
-    transformers.logging.set_verbosity_error()
-    model = transformers.AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model, folder, versions = open_as("AutoModel")
     known = set(transformers.AutoTokenizer.from_pretrained(folder).model_input_names)
 
     def rows(batch: dict[str, Any]) -> Any:
@@ -24,7 +21,6 @@ def open_model() -> tuple[Any, dict[str, str]]:
             found = model(**{name: torch.from_numpy(array) for name, array in batch.items() if name in known})
         return found.last_hidden_state.float().numpy()
 
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     return (open_tokenizer(folder), rows), versions
 
 

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from typing import Any
 
-from serve import in_order, serve
+from serve import at_once, in_order, serve
+from transformers_models import open_as
 
 
 def open_model() -> tuple[Any, dict[str, str]]:
-    import torch
     import transformers
 
-    folder, dtype, threads = sys.argv[1:]
-    torch.set_num_threads(int(threads))
-    transformers.logging.set_verbosity_error()
-    model = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    processor = transformers.AutoProcessor.from_pretrained(folder)
-    return (model, processor), {"transformers": transformers.__version__, "torch": torch.__version__}
+    model, folder, versions = open_as("AutoModelForSpeechSeq2Seq")
+    return (model, transformers.AutoProcessor.from_pretrained(folder)), versions
 
 
 def run(models: Any, task: dict[str, Any]) -> list[dict[str, Any]]:
-    paths = task["paths"]
     if task.get("reuse"):
-        return in_order(task, paths, lambda path: reuse(models, path))
-    if task.get("arrivals"):
-        return in_order(task, paths, lambda path: generate(models, [path])[0])
-    return generate(models, paths)
+        return in_order(task, task["paths"], lambda path: reuse(models, path))
+    return at_once(task, task["paths"], lambda paths: generate(models, paths))
 
 
-def generate(models: Any, paths: list[str], **options: Any) -> list[dict[str, Any]]:
+def generate(models: Any, paths: Sequence[str], **options: Any) -> list[dict[str, Any]]:
     import soundfile
     import torch
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from typing import Any
 
-from serve import in_order, serve
+from serve import at_once, serve
+from transformers_models import open_as
 
 
 def open_model() -> tuple[Any, dict[str, str]]:
-    import torch
     import transformers
 
-    folder, dtype, threads = sys.argv[1:]
-    torch.set_num_threads(int(threads))
-    transformers.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model, folder, versions = open_as("AutoModelForCausalLM")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return (model, tokenizer), {"transformers": transformers.__version__, "torch": torch.__version__}
+    return (model, tokenizer), versions
 
 
 def run(models: Any, task: dict[str, Any]) -> list[dict[str, Any]]:
-    count, prompts = task["tokens"], task["prompts"]
-    if task.get("arrivals"):
-        return in_order(task, prompts, lambda prompt: generate(models, [prompt], count)[0])
-    return generate(models, prompts, count)
+    return at_once(task, task["prompts"], lambda prompts: generate(models, prompts, task["tokens"]))
 
 
-def generate(models: Any, prompts: list[str], count: int) -> list[dict[str, Any]]:
+def generate(models: Any, prompts: Sequence[str], count: int) -> list[dict[str, Any]]:
     import torch
 
     model, tokenizer = models

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve import in_order
+from serve import at_once
 
 BATCH = 16
 Rows = Callable[[dict[str, Any]], Any]
@@ -28,9 +28,7 @@ def open_tokenizer(folder: str) -> Any:
 
 def answer(model: tuple[Any, Rows], task: dict[str, Any]) -> list[dict[str, Any]]:
     """Answers a task: its texts at once, or one after the other."""
-    if task.get("arrivals") or task.get("each"):
-        return in_order(task, task["texts"], lambda text: vectors_of(model, [text])[0])
-    return vectors_of(model, task["texts"])
+    return at_once(task, task["texts"], lambda texts: vectors_of(model, texts))
 
 
 def vectors_of(model: tuple[Any, Rows], texts: Sequence[str]) -> list[dict[str, Any]]:
