@@ -91,7 +91,7 @@ class WhisperNetwork(CrossedNetwork):
             return self.native.step(*self.fed(feeds, wanted, outputs))
         reading = self.read(feeds, ())
         if not wanted:
-            return reading.hidden.new_empty(0, self.model.module.proj_out.out_features, dtype=torch.float32)
+            return reading.hidden.new_empty(0, len(self.model.module.proj_out.weight), dtype=torch.float32)
         rows_of = [reading.starts[index] + offset for index, offset in wanted]
         return self.head(reading.hidden[torch.tensor(rows_of, device=self.device)])
 
