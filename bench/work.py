@@ -9,7 +9,7 @@ from typing import Self
 from attrs import frozen
 
 from ..models.checkpoints.files import find_weights, read_config
-from ..models.checkpoints.stored import open_weights
+from ..models.checkpoints.weights import open_weights
 from .machine import Machine
 
 _BYTES = {"float32": 2, "bfloat16": 2, "int8": 1}

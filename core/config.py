@@ -183,7 +183,7 @@ class EngineConfig:
             scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32
             with the native library; without it, bfloat16 if the CPU has instructions for that. ``None``: the weights
-            stay as they are in the checkpoint.
+            stay as they are in the checkpoint. Those that are in int8 there stay so in either case.
         graphs: record and replay the steps in which all sequences of a decoder-only model decode. This saves most of a
             small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot record the model's
             operations (then the engine warns and goes on without graphs); no graphs on the CPU. ``"off"``: no graphs.

@@ -19,7 +19,7 @@ from ...core.config import EngineConfig
 from ...core.plan import DeviceMemory
 from ..checkpoints.draft_weights import PREFIX
 from ..checkpoints.files import find_weights
-from ..checkpoints.stored import open_weights
+from ..checkpoints.weights import open_weights
 from ..checkpoints.whisper_checkpoint import WhisperShape
 from ..memory.budget import Available
 from ..memory.encoder_states import MOST_STATES
@@ -400,6 +400,8 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     count, width = prod(stored.shape), blueprint.dtype.itemsize
     computed = may_be_native(blueprint) or _hears(blueprint) or _has_tower(blueprint)
     native = computed or _is_of_transducer(blueprint, name)
+    if native and isinstance(blueprint, WhisperBlueprint) and name.endswith(".scales"):
+        return 0  # a part of the packed matrix
     if native and _is_packed(blueprint, name, stored):
         return _packed_bytes(blueprint, name, stored)
     if native and (len(stored.shape) == 1 or name.endswith("_proj_bias")):  # perhaps a bias: float32
@@ -451,7 +453,7 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
         return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
-        return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs, 2 if quantized else 4)
+        return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs, 4 if stored.dtype == torch.int8 else 2)
     if blueprint.dtype == torch.bfloat16:  # in pairs of inputs
         return panels * PANEL * (inputs + inputs % 2) * 2
     scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # scaling may not be exact in 16 bits

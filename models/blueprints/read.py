@@ -20,7 +20,7 @@ from ..architectures.text_checkpoint import TextCheckpoint, read_text_checkpoint
 from ..checkpoints.files import read_config, resolve
 from ..checkpoints.settings import FileSettings
 from ..checkpoints.turns import TURNS
-from ..checkpoints.whisper_checkpoint import is_whisper, read_checkpoint
+from ..checkpoints.whisper_checkpoint import Checkpoint, is_whisper, read_checkpoint
 from ..machine.devices import find_device, find_dtype
 from ..memory.budget import check_sizes
 from ..native.library import Library
@@ -54,7 +54,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     folder, device = resolve(model), find_device(config.device)
     with TURNS.turn():  # transformers reads configurations, tokenizers and processors
         checkpoint, made = _read(folder)
-        stored = isinstance(checkpoint, TextCheckpoint) and checkpoint.quantized
+        stored = isinstance(checkpoint, TextCheckpoint | Checkpoint) and checkpoint.quantized
         if (stored or config.quantization is not None) and device.type != "cpu":
             told = f"{folder} has quantized weights" if stored else f"quantization={config.quantization!r} is given"
             raise InvalidRequest(f"{told}, and device={str(device)!r}; allowed: device='cpu'")

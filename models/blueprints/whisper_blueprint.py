@@ -29,7 +29,8 @@ class WhisperBlueprint(Blueprint):
     @property
     def kv_dtype(self) -> torch.dtype:
         # each token reads all keys and values of its slot, as many bytes in float32 as weights in int8
-        if self.config.kv_dtype == "auto" and self.config.quantization is not None and self.not_native() is None:
+        int8 = self.config.quantization is not None or self.checkpoint.quantized
+        if self.config.kv_dtype == "auto" and int8 and self.not_native() is None:
             return torch.float16
         return super().kv_dtype
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import CheckpointError, UnsupportedModel
+from .ctranslate2_file import MODEL
+from .ctranslate2_whisper import Converted
 from .settings import read_json
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -22,6 +24,8 @@ _SETTINGS = (
     "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "vocabulary.json",
+    "vocabulary.txt",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -37,7 +41,6 @@ _SETTINGS = (
     "1_Pooling/config.json",
 )
 _ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
-_CTRANSLATE2 = ("model.bin", "vocabulary.txt", "vocabulary.json")  # files that only CTranslate2 writes
 _OF_WHISPER = (
     "allowed: checkpoints in transformers' layout. Give the checkpoint that it was converted from, such as "
     "openai/whisper-base"
@@ -117,7 +120,7 @@ def _is_a_file(path: Path) -> CheckpointError:
         kind = None
     if kind is not None:
         return UnsupportedModel(f"{path} is a file in {kind}")
-    own = path.name == "config.json" or path.suffix == ".safetensors" or path.name in _WEIGHTS
+    own = path.name == "config.json" or path.suffix == ".safetensors" or path.name in {*_WEIGHTS, MODEL}
     hint = f"; give its folder, {path.parent}" if own else ""
     return CheckpointError(f"{path} is a file; allowed: {_ALLOWED}{hint}")
 
@@ -135,7 +138,7 @@ def _from_hub(name: str) -> Path:
     try:
         folder = fetch(*_SHARDS)
         if not any((folder / weights).is_file() for weights in _WEIGHTS[:2]):
-            folder = fetch("pytorch_model*.bin", "pytorch_model.bin.index.json")
+            folder = fetch("pytorch_model*.bin", "pytorch_model.bin.index.json", MODEL)
     except Exception as error:  # the hub's client raises many kinds: wrapped, not hidden
         hint = f"; did you mean openai/whisper-{name}?" if name in _WHISPER_SIZES else ""
         raise CheckpointError(
@@ -146,12 +149,14 @@ def _from_hub(name: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads config.json of the checkpoint in ``folder``.
+    """Reads config.json of the checkpoint in ``folder``, or returns what it would be of a Whisper of CTranslate2.
 
     Raises:
         CheckpointError: config.json is missing or damaged.
         UnsupportedModel: the folder holds an adapter, or a model in the format of another program.
     """
+    if (converted := open_converted(folder)) is not None:
+        return converted.config()
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
     if (folder / "adapter_config.json").is_file() and config.get("model_type") not in _MERGED:
@@ -159,16 +164,20 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is an adapter (adapter_config.json); allowed: whole models. Merge the adapter into its model "
             "(merge_and_unload of peft) and save the result"
         )
-    if not any((folder / name).is_file() for name in _WEIGHTS):
-        if any((folder / name).is_file() for name in _CTRANSLATE2):
-            raise UnsupportedModel(f"{folder} is a model of CTranslate2, the format of faster-whisper; {_OF_WHISPER}")
-        if found := sorted(folder.glob("*.gguf")):
-            raise UnsupportedModel(f"{folder} has {found[0].name} in {_GGUF}")
+    if not any((folder / name).is_file() for name in _WEIGHTS) and (found := sorted(folder.glob("*.gguf"))):
+        raise UnsupportedModel(f"{folder} has {found[0].name} in {_GGUF}")
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a checkpoint; give a folder that save_pretrained has written"
         )
     return config
+
+
+def open_converted(folder: Path) -> Converted | None:
+    """Opens a Whisper of CTranslate2; ``None``: the checkpoint in ``folder`` is in transformers' layout."""
+    if not (folder / MODEL).is_file() or any((folder / name).is_file() for name in _WEIGHTS):
+        return None
+    return Converted.open(folder)
 
 
 def find_weights(folder: Path) -> tuple[Path, ...]:
@@ -177,13 +186,16 @@ def find_weights(folder: Path) -> tuple[Path, ...]:
     Raises:
         CheckpointError: there are no weight files, or a shard that the index names is missing.
     """
-    for name in _WEIGHTS:
+    for name in (*_WEIGHTS, MODEL):
         path = folder / name
         if path.is_file():
             files = _shards(path) if name.endswith(".index.json") else (path,)
             break
     else:
-        raise CheckpointError(f"{folder} has a config.json but no weights; allowed: {', '.join(_WEIGHTS)}")
+        raise CheckpointError(
+            f"{folder} has a config.json but no weights; allowed: {', '.join(_WEIGHTS)}, or "
+            f"{MODEL} of CTranslate2's Whisper"
+        )
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(f"{folder} lacks the shards {', '.join(missing)} of {path.name}; download them again")
@@ -202,7 +214,8 @@ def _shards(index: Path) -> tuple[Path, ...]:
 def is_mapped(folder: Path) -> bool:
     """True if the weights of the checkpoint are pickles. torch maps pickles, so the tensors are views of a file that
     may change. Raises `CheckpointError` as `find_weights` does."""
-    return find_weights(folder)[0].suffix != ".safetensors"
+    weights = find_weights(folder)[0]
+    return weights.suffix != ".safetensors" and weights.name != MODEL
 
 
 def file_stamps(folder: Path) -> dict[str, str]:

@@ -9,7 +9,6 @@ slice. Pickles are mapped by torch.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from math import prod
@@ -163,17 +162,6 @@ def fill(target: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1
             stop = position + len(piece)
             flat[position:stop] = piece if scale == 1.0 else piece.float() * scale
             position = stop
-
-
-def open_weights(path: Path) -> dict[str, StoredTensor | MappedTensor]:
-    """Opens the tensors of a file, by name. Raises `CheckpointError` if the file is damaged."""
-    if path.suffix == ".safetensors":
-        return dict(stored_tensors(path))
-    try:  # only zip archives, which torch writes since 1.6, can be mapped
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        return {str(name): MappedTensor(value) for name, value in loaded.items() if isinstance(value, Tensor)}
-    except Exception as error:  # a damaged archive raises many kinds: wrapped, not hidden
-        raise CheckpointError(f"{path} cannot be read: {error}; save the checkpoint again, as safetensors") from error
 
 
 def stored_tensors(path: Path, made: type[StoredTensor] = StoredTensor) -> dict[str, StoredTensor]:

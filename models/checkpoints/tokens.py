@@ -19,7 +19,8 @@ from ...core.languages import LANGUAGES
 from ...core.model import WhisperTokens
 from .settings import FileSettings, is_integer
 
-_ENGLISH_ONLY_VOCABULARY = 51_864
+ENGLISH_ONLY = 51_864
+"""The vocabulary of checkpoints that know no other language."""
 _MAX_INITIAL_TIMESTAMP = 50  # in checkpoints older than generation_config.json
 
 
@@ -129,7 +130,7 @@ class SpecialTokens:
         if known is not None:
             return known
         listed = self.generation is not None and "lang_to_id" in self.generation
-        return listed or self.vocabulary != _ENGLISH_ONLY_VOCABULARY
+        return listed or self.vocabulary != ENGLISH_ONLY
 
     def _table(self, name: str, texts: Iterable[str]) -> dict[str, int]:
         """Returns tokens by name: those of the setting, or else those of ``texts`` that the tokenizer knows. Empty if

@@ -21,7 +21,8 @@ from attrs import asdict, field, frozen, mutable
 from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import WhisperTokens
 from .alignment import AlignmentSettings
-from .files import file_stamps, find_weights, read_config
+from .ctranslate2_tokenizer import read_backend
+from .files import file_stamps, find_weights, open_converted, read_config
 from .modules import AnyCheckpoint, DecoderShape
 from .settings import FileSettings
 from .tokens import SpecialTokens
@@ -178,7 +179,7 @@ class WeightFiles:
     @classmethod
     def open(cls, folder: Path) -> WeightFiles:
         """Opens every shard. Raises `CheckpointError` if a shard cannot be read."""
-        from .stored import open_weights
+        from .weights import open_weights
 
         sources: dict[str, StoredTensor | MappedTensor] = {}
         for path in find_weights(folder):
@@ -238,6 +239,7 @@ class Checkpoint(AnyCheckpoint):
     features: FeatureSettings
     tokens: WhisperTokens
     alignment: AlignmentSettings
+    quantized: bool = False  # matrices are in int8 in the file
 
     def identity(self, fingerprint: str, dtype: str) -> str:
         """Returns a hash of all that an encoder output depends on, except the samples."""
@@ -258,9 +260,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     config = FileSettings(plain.path, {**_DEFAULTS, **plain.values})
     shape = _shape(config)
     features = _features(folder, shape)
-    make = partial(_read_tokenizer, folder)
-    tokenizer = WhisperTokenizer.read(folder, make) or make()
-    generation = FileSettings.read_if_there(folder / "generation_config.json")
+    converted = open_converted(folder)
+    tokenizer = _find_tokenizer(folder) if converted is None else WhisperTokenizer.of(read_backend(folder))
+    if converted is None:
+        generation = FileSettings.read_if_there(folder / "generation_config.json")
+    else:
+        generation = converted.generation(tokenizer.get_vocab())
     _check_tokenizer(folder, tokenizer, shape.vocabulary)
     tokens = SpecialTokens(
         config=plain,
@@ -285,7 +290,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         architecture=(plain.get("architectures") or ARCHITECTURES)[0],
         tokenizer=tokenizer,
         stamps=stamps,
+        quantized=converted is not None and converted.quantized,
     )
+
+
+def _find_tokenizer(folder: Path) -> Any:
+    make = partial(_read_tokenizer, folder)
+    return WhisperTokenizer.read(folder, make) or make()
 
 
 def _read_tokenizer(folder: Path) -> Any:

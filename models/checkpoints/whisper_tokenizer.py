@@ -48,6 +48,22 @@ class WhisperTokenizer:
         backend.no_truncation()
         return cls(backend, make) if plain else None
 
+    @classmethod
+    def of(cls, backend: Tokenizer) -> WhisperTokenizer:
+        """Returns the tokenizer for one that has been read. transformers' own is made of that, too."""
+        backend.no_padding()
+        backend.no_truncation()
+
+        def make() -> Any:
+            from .turns import TURNS
+
+            with TURNS.turn():
+                from transformers import WhisperTokenizer as Theirs
+
+                return Theirs(tokenizer_object=backend)
+
+        return cls(backend, make)
+
     @cached_property
     def whole(self) -> Any:
         """transformers' tokenizer for the same files. Raises `CheckpointError` if the files have changed."""

@@ -214,9 +214,9 @@ def width_of(linear: Any) -> int:
 def scale_of(embedding: Any) -> float | None:
     """Returns the factor that an embedding multiplies its rows with; ``None``: the embedding computes something
     else."""
-    if type(embedding) in {nn.Embedding, PackedEmbedding}:
-        return 1.0
     name = type(embedding).__name__
+    if type(embedding) in {nn.Embedding, PackedEmbedding} or name == "QuantizedEmbedding":
+        return 1.0
     if name in {"BartScaledWordEmbedding", "MBartScaledWordEmbedding"}:
         return float(embedding.embed_scale)
     return float(embedding.scalar_embed_scale) if name.endswith("ScaledWordEmbedding") else None
@@ -249,9 +249,13 @@ def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = Fal
         head: the linear layer that computes logits; ``None``: the model has none.
         bias: the bias of the head, in place of its own; ``None``: the head keeps its own.
     """
-    weight, dtype = embedding.weight, embedding.weight.dtype
+    weight, scales = embedding.weight, getattr(embedding, "scales", None)
+    dtype = weight.dtype if scales is None else scales.dtype
     table = Panels.of_blocks([weight.detach()], planes=1 if int8 else 2)
-    table = table or Panels.of(weight.detach(), dtype=torch.int8 if int8 else None)
+    if scales is not None:
+        table = Panels.of_int8(weight, scales[:, None])
+    elif table is None:
+        table = Panels.of(weight.detach(), dtype=torch.int8 if int8 else None)
     tied = head is not None and head.weight is weight
     for each in list(module.modules()):
         scale = scale_of(each)

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ...core.errors import CheckpointError
 from ..attention.paged import PagedStep
 from ..checkpoints.whisper_checkpoint import Checkpoint, WeightFiles
-from ..linear.modules import quantize_modules
+from ..linear.modules import QuantizedEmbedding, QuantizedLinear, quantize_modules
 from ..memory.rows import Rows
 from ..memory.slots import CrossStep
 from ..native.crossed_decoder import CrossedDecoder
@@ -193,7 +193,7 @@ class WhisperModel(nn.Module):
         self.config = settings(heads=shape.decoder_heads, inner=checkpoint.decoder_inner)
         self.encoder = WhisperEncoder(shape.mels, shape.embeddings, shape.encoder_layers, encoding)
         self.decoder = WhisperDecoder(shape.vocabulary, shape.positions, shape.decoder_layers, self.config)
-        self.proj_out = _linear(shape.width, shape.vocabulary, bias=False)
+        self.proj_out: nn.Linear | QuantizedLinear = _linear(shape.width, shape.vocabulary, bias=False)
 
     def get_decoder(self) -> nn.Module:
         """Returns the part that has the decoder's layers."""
@@ -269,8 +269,12 @@ def load_whisper(
     read("decoder.embed_tokens")
     if _HEAD in files:  # even if config.json ties it to the embedding, as in transformers
         read("proj_out")
-    if _HEAD not in files or torch.equal(module.proj_out.weight, module.decoder.embed_tokens.weight):
-        module.proj_out.weight = module.decoder.embed_tokens.weight
+    words = module.decoder.embed_tokens
+    if isinstance(words, QuantizedEmbedding):
+        if _HEAD not in files:
+            module.proj_out = QuantizedLinear(words.weight, words.scales, None)
+    elif _HEAD not in files or torch.equal(module.proj_out.weight, words.weight):
+        module.proj_out.weight = words.weight
     if native:
         decoder.pack_words(int8=int8)
     elif int8:
@@ -308,7 +312,7 @@ def _read(
     matrices: torch.dtype,
 ) -> None:
     """Reads those weights of the part ``name`` that have not been read. ``matrices`` is the dtype of the matrices of
-    linear layers and of the token embedding."""
+    linear layers and of the token embedding. Those that are in int8 in the files stay so."""
     for key, parameter in list(module.get_submodule(name).named_parameters(name)):
         if not parameter.is_meta:
             continue
@@ -317,6 +321,15 @@ def _read(
         above: Any = module.get_submodule(attention)
         scale = above.head_dim**-0.5 if part == "q_proj" else 1.0
         plain = isinstance(module.get_submodule(holder), nn.Linear | nn.Embedding) and leaf == "weight"
+        if plain and f"{holder}.scales" in files:
+            values = torch.empty(parameter.shape, dtype=torch.int8, device=device)
+            scales = torch.empty(len(values), dtype=dtype, device=device)
+            files.get(key, values)
+            files.get(f"{holder}.scales", scales, scale=scale)
+            words = isinstance(module.get_submodule(holder), nn.Embedding)
+            setattr(above, part, QuantizedEmbedding(values, scales) if words else QuantizedLinear(values, scales, None))
+            continue
         made = torch.empty(parameter.shape, dtype=matrices if plain else dtype, device=device)
         files.get(key, made, scale=scale)
-        setattr(module.get_submodule(holder), leaf, nn.Parameter(made, requires_grad=False))
+        owner = module.get_submodule(holder)
+        setattr(owner, leaf, made if isinstance(owner, QuantizedLinear) else nn.Parameter(made, requires_grad=False))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ..checkpoints.ctranslate2 import packed
 from .paper import Terminal, refuse, run_as_it_is
 
 T, G, E = "transcribe a.wav --model m", "generate m hi", "embed m hi"
@@ -26,7 +27,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).mkdir()
     for name in ("a.wav", "b.wav", "x/a.wav", "y/a.wav"):
         Path(name).write_bytes(b"RIFF")
-    Path("ct2/model.bin").touch()
+    Path("ct2/model.bin").write_bytes(packed({}, {}, spec="TransformerSpec"))
     Path("llama/config.json").write_text(json.dumps({"model_type": "llama"}))
     texts = {"a.gguf": "GGUF", "a.srt": "1", "no.json": "{} {}", "deep.json": "[" * 100_000, "none": ""}
     texts |= {"lines": "\n \n", "some.json": '{"type": "object"}', "endless.json": '{"$ref": "#/absent"}'}
@@ -62,7 +63,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     yield "generate /absent/folder/of/mine hi", 1, "there is no folder /absent/folder/of/mine; allowed"
     yield "generate empty hi", 1, "empty has no config.json, so it is not a checkpoint; give a folder that save_pre"
     yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
-    yield "transcribe a.wav --model ct2", 1, "ct2 is a model of CTranslate2, the format of faster-whisper; allowed:"
+    yield "transcribe a.wav --model ct2", 1, "ct2 has a TransformerSpec of CTranslate2; allowed of its models: Whisp"
     yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: models of speech"
     for line in ("transcribe a.wav", "transcribe absent.wav a.wav", "transcribe x a.wav", "generate", "embed", "pull"):
         yield line, 2, f"{'--model' if 'a.wav' in line else 'MODEL'} is missing; give "

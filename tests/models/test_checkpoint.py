@@ -393,8 +393,6 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("model.bin", r"is a model of CTranslate2, the format of faster-whisper; .* such as openai/whisper-base"),
-        ("vocabulary.txt", "is a model of CTranslate2"),  # from the hub, without weights that nobody can read
         ("smollm.Q4_1.gguf", r"has smollm.Q4_1.gguf in GGUF, the format of llama.cpp; allowed: checkpoints in"),
     ],
 )

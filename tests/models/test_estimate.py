@@ -17,6 +17,7 @@ from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
 
 from ..checkpoints.checkpoints import rewrite
+from ..checkpoints.ctranslate2 import convert
 from ..checkpoints.drafting import make_drafting
 from ..checkpoints.families import make_checkpoint
 from ..checkpoints.frame_families import FRAME_MAKERS
@@ -153,6 +154,17 @@ def test_weights_that_are_stored_in_int8_count_as_they_are_stored(folder, tmp_pa
     config = EngineConfig(device="cpu", threads=1, dtype="float32")
     thought, found = estimate(model, config), held(model, config)
     assert abs(thought.by_owner["weights"] - ODDS - found["weights"]) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("quantization", "changes"), [("float16", {}), ("int8", {}), ("int8_float16", {"quantization": "int8"})]
+)
+def test_a_whisper_of_ctranslate2_counts_as_it_is_stored(tmp_path, quantization, changes):
+    model = convert(demo.checkpoint(), tmp_path / "ct2", quantization)
+    config = EngineConfig(device="cpu", threads=1, dtype="float32", **changes)
+    thought, found = estimate(model, config), held(model, config)
+    weights = thought.by_owner["weights"] - ODDS
+    assert found["weights"] - 10_000 <= weights <= found["weights"] * 1.06
 
 
 @given(

@@ -15,7 +15,7 @@ from triolet.models.native.program import Program
 from triolet.models.native.runner import Runner
 
 from .blocks import KINDS, Blocks
-from .test_native import loaded
+from .fed import loaded
 from .test_native_formats import product
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from triolet.core.errors import CheckpointError
-from triolet.models.checkpoints.stored import MappedTensor, fill, open_weights, stored_tensors
+from triolet.models.checkpoints.stored import MappedTensor, fill, stored_tensors
 from triolet.models.checkpoints.unread import UnreadSlice, UnreadTensor, read_all
+from triolet.models.checkpoints.weights import open_weights
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
@@ -115,8 +116,8 @@ def test_a_file_that_is_not_read_to_its_end_is_closed_too(large: tuple[Path, tor
 
 def test_a_pickle_is_read_in_pieces_too(tmp_path: Path, large: tuple[Path, torch.Tensor]) -> None:
     tensor = large[1]
-    torch.save({"large": tensor, "step": 3}, tmp_path / "model.bin")
-    (stored,) = open_weights(tmp_path / "model.bin").values()
+    torch.save({"large": tensor, "step": 3}, tmp_path / "pytorch_model.bin")
+    (stored,) = open_weights(tmp_path / "pytorch_model.bin").values()
     assert isinstance(stored, MappedTensor)
     assert (stored.shape, stored.dtype) == (tuple(tensor.shape), tensor.dtype)
     assert torch.equal(torch.cat(list(stored.pieces())), tensor.flatten())
