@@ -11,9 +11,10 @@ from typing import Any
 from .added import KyutaiSpeech, VoxtralRealtime
 from .audio import QwenAudio
 from .family import Family
+from .gemma4 import Gemma4, Gemma4Unified
 from .heard import HeardAudio
 from .lfm2_vl import Lfm2Vl
-from .pictures import Gemma4, GotOcr, GraniteDocling, InternVL, LightOnOcr, LlavaNext, LlavaOnevision, Pixtral
+from .pictures import GotOcr, GraniteDocling, InternVL, LightOnOcr, LlavaNext, LlavaOnevision, Pixtral
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Gemma3, Llava, QwenVision, Tiled
 
@@ -45,6 +46,7 @@ def _families() -> dict[str, Family]:
         "glm46v": QwenVision("Glm46VForConditionalGeneration"),
         "gemma3": Gemma3(),
         "gemma4": Gemma4(),
+        "gemma4_unified": Gemma4Unified(),
         "internvl": InternVL(),
         "lfm2_vl": Lfm2Vl(),
         "mistral3": Pixtral(),

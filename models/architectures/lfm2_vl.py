@@ -15,7 +15,7 @@ from attrs import asdict, fields_dict, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from ..checkpoints.settings import FileSettings
+from ..checkpoints.settings import processor_settings
 from .pictures import Pictures
 from .prompts import ReadItem
 from .vision import process
@@ -43,10 +43,7 @@ class TiledPatches:
     @classmethod
     def read(cls, folder: Path) -> TiledPatches:
         """Reads the settings of a checkpoint. Raises `CheckpointError` if the file is damaged."""
-        whole = FileSettings.read_if_there(folder / "processor_config.json")
-        own = whole.get("image_processor") if whole else None
-        found = FileSettings.read_if_there(folder / "preprocessor_config.json")
-        values = own or (found.values if found else {})
+        values = processor_settings(folder)
         return cls(**{name: values[name] for name in fields_dict(cls) if values.get(name) is not None})
 
     def to_json_string(self) -> str:

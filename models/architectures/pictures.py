@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
-from ..checkpoints.loading import placed, text_alone
+from ..checkpoints.loading import placed
 from .family import Family
 from .prompts import ReadItem
 from .vision import CLASS_TOKENS, process, text_of_tiles
@@ -70,39 +70,6 @@ class Pictures(Family):
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
         return self.around_image
-
-
-@frozen(kw_only=True)
-class Gemma4(Pictures):
-    """Gemma 4 (Gemma Team 2026): an image of any size. In larger models its embeddings see each other in windows. Audio
-    is not read, and its encoder is left out."""
-
-    architecture: str = "Gemma4ForConditionalGeneration"
-    inputs: tuple[str, ...] = ("pixel_values", "image_position_ids")
-
-    def of(self, config: Any) -> Self | None:
-        if config.vision_config is None:
-            return None
-        mutual = config.text_config.use_bidirectional_attention == "vision"
-        left_out = "" if config.audio_config is None else "model.audio_tower"
-        return evolve(self, mutual=mutual, in_windows=mutual, left_out=left_out)
-
-    def as_text(self, module: nn.Module) -> nn.Module:
-        return text_alone(module)
-
-    def read_as(self, config: Any) -> Mapping[int, int]:
-        """Embeddings that enter layers are those of padding where an image stands."""
-        return dict.fromkeys((config.image_token_id, *self.unread(config)), config.text_config.pad_token_id)
-
-    def together(self, folder: Path, config: Any) -> int:
-        return int(self.processor(folder, config).max_soft_tokens) if self.mutual else 0
-
-    def unread(self, config: Any) -> tuple[int, ...]:
-        return tuple(token for token in (config.audio_token_id, config.video_token_id) if token is not None)
-
-    def written(self, config: Any, payload: Mapping[str, Tensor], token: str) -> str:
-        shown = int((payload["image_position_ids"] >= 0).all(-1).sum())
-        return f"<|image>{token * (shown // config.vision_config.pooling_kernel_size**2)}<image|>"
 
 
 @frozen(kw_only=True)

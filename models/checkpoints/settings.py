@@ -81,6 +81,14 @@ class FileSettings:
         )
 
 
+def processor_settings(folder: Path) -> Mapping[str, Any]:
+    """Returns the settings of a checkpoint's image processor, which has a file of its own or is a part of another."""
+    whole = FileSettings.read_if_there(folder / "processor_config.json")
+    own = whole.get("image_processor") if whole else None
+    found = FileSettings.read_if_there(folder / "preprocessor_config.json")
+    return own or (found.values if found else {})
+
+
 def is_integer(value: object) -> bool:
     """True for an integer. True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)

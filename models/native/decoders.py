@@ -262,7 +262,7 @@ class ProgramWriter:
                 scale = float(getattr(layer.dense, "down_multiplier", 1.0))
                 self._add(inner, hidden, layer.panels()["narrow"], last, opened, scale=scale)
             if index < self.decoder.deeper:
-                program.add_given(hidden, 1 / self._setting(recipe.embeddings_by))
+                program.add_given(hidden, 1 / self._setting(self.recipe.embeddings_by))
             entering.write_layer(
                 index, layer.module, hidden, self.rooms("summand", config.hidden_size), fed["activation"]
             )

@@ -195,6 +195,7 @@ FAMILIES: dict[str, tuple[str, Recipe]] = {
     ),
     "gemma3_text": ("Gemma3DecoderLayer", _GEMMA3),
     "gemma4_text": ("Gemma4TextDecoderLayer", evolve(_GEMMA3, shares=True)),
+    "gemma4_unified_text": ("Gemma4UnifiedTextDecoderLayer", evolve(_GEMMA3, shares=True)),
     "helium": ("HeliumDecoderLayer", Recipe(paired=True)),
     "ernie4_5": ("Ernie4_5DecoderLayer", Recipe(paired=True)),
     "ernie4_5_moe": (

@@ -15,7 +15,7 @@ from attrs import evolve
 from PIL import Image
 from transformers import Gemma4ForConditionalGeneration
 
-from triolet import Engine, EngineConfig, SamplingParams, Speculation
+from triolet import Engine, EngineConfig, SamplingParams, Speculation, UnsupportedModel
 from triolet.models.blueprints.blueprint import NATIVE_ROWS
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.executor import TorchExecutor
@@ -40,7 +40,7 @@ ASKS = (  # prompts with placeholders, and numbers of images
 Bits = tuple[tuple[int, ...], tuple[float, ...]]
 
 
-@pytest.fixture(scope="module", params=["gemma3_vision", "gemma4_vision", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["gemma3_vision", "gemma4_vision", "gemma4_unified", "qwen3_vl"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(request.param, make_checkpoint(request.param, tmp_path_factory.mktemp("model")))
 
@@ -90,7 +90,7 @@ async def test_chunks_that_end_within_an_image_change_no_token(
     tokens = [expected(checkpoint, *ask) for ask in ASKS]
     alone = await answers(checkpoint, together=False, prefix_caching=False)
     assert [found for found, _ in alone] == tokens
-    few = {"max_step_tokens": 29 if checkpoint.name == "gemma4_vision" else 5, "page_size": 4}
+    few = {"max_step_tokens": 29 if checkpoint.name.startswith("gemma4") else 5, "page_size": 4}
     for changes in (few, {"max_step_tokens": 23, "page_size": 8, "max_running": 3}):
         cut = await answers(checkpoint, together=True, **changes)
         assert [found for found, _ in cut] == tokens
@@ -177,6 +177,22 @@ def test_images_of_more_rows_than_a_call_of_the_library_has_are_read_by_torch(tm
     rewrite(folder / "config.json", mm_tokens_per_image=1156)
     told = read_blueprint(folder, EngineConfig(device="cpu", dtype="float32")).not_native()
     assert told == "1156 rows of an image see each other; known: up to 1120"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"max_soft_tokens": 140}, "140 rows of an image, which see each other beyond windows of 72 positions"),
+        ({"do_normalize": True}, "do_normalize=True; allowed: {'do_resize': True"),
+    ],
+)
+def test_images_of_a_gemma4_without_encoders_are_within_a_window_and_as_usual(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint("gemma4_unified", tmp_path)
+    rewrite(folder / "preprocessor_config.json", **changes)
+    with pytest.raises(UnsupportedModel, match=told):
+        read_blueprint(folder, EngineConfig(device="cpu", dtype="float32"))
 
 
 async def test_a_call_of_the_library_has_the_rows_of_the_largest_image(tmp_path: Path) -> None:

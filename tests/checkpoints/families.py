@@ -20,14 +20,13 @@ from typing import Any
 
 from .checkpoints import HIDDEN, LAYERS, TARGETS, classes, random_model, save_checkpoint, special_ids, text_settings
 from .frame_families import FRAME_MAKERS
+from .gemma4 import make_gemma4, make_gemma4_unified
 from .image_families import IMAGE_MAKERS
 from .speech_families import SPEECH_MAKERS
 from .words import (
     BART,
     BERT,
     GEMMA,
-    GEMMA4_MARKS,
-    GEMMA4_VISION,
     GEMMA_MARKS,
     GEMMA_VISION,
     LLAMA,
@@ -313,48 +312,6 @@ def _gemma3_vision(folder: Path, seed: int) -> None:
     make(size={"height": 48, "width": 48}).save_pretrained(folder)
 
 
-def _gemma4_vision(folder: Path, seed: int) -> None:
-    """Writes a checkpoint with up to 70 embeddings for each image, the fewest that transformers allows, and with an
-    encoder of audio. Behind a layer of each type is one that has keys and values of its own."""
-    makes, tokenizer = classes(), GEMMA4_VISION.make()
-    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in GEMMA4_MARKS.items()}
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
-    config = makes.Gemma4Config(
-        text_config={
-            **text_settings(tokenizer),
-            **_TEXT["gemma4"][3],
-            "num_hidden_layers": 5,
-            "layer_types": ["full_attention", *["sliding_attention", "full_attention"] * 2],
-            "use_bidirectional_attention": "vision",
-        },
-        vision_config={
-            **small,
-            "num_hidden_layers": LAYERS,
-            "num_key_value_heads": 2,
-            "intermediate_size": 64,
-            "patch_size": 4,
-            "pooling_kernel_size": 2,
-            "position_embedding_size": 300,
-            "use_clipped_linears": True,
-            "standardize": True,
-        },
-        audio_config={**small, "subsampling_conv_channels": [8, 4], "output_proj_dims": 32},
-        eoa_token_index=ids["eoa_token"],
-        **{f"{name}_id": token for name, token in ids.items() if name != "eoa_token"},
-    )
-    model = random_model(makes.Gemma4ForConditionalGeneration, config, seed)
-    tower = model.model.vision_tower
-    tower.std_bias.add_(0.5)
-    tower.std_scale.mul_(0.3)
-    for layer in tower.encoder.layers:
-        layer.mlp.up_proj.output_max.fill_(0.5)
-    save_checkpoint(folder, model, tokenizer)
-    make: Any = importlib.import_module(
-        "transformers.models.gemma4.image_processing_pil_gemma4"
-    ).Gemma4ImageProcessorPil
-    make(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70).save_pretrained(folder)
-
-
 def _tiled(name: str, folder: Path, seed: int) -> None:
     """Writes a checkpoint that cuts an image into tiles of 32 pixels a side, up to 2 by 2, and also reads the whole
     image. Each tile has 4 embeddings."""
@@ -461,7 +418,8 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "qwen3_vl_moe": partial(_qwen_vision, "Qwen3VLMoe", _DEEP, **_INTERLEAVED, **_EXPERTS),
     "qwen3_5": partial(_qwen_vision, "Qwen3_5", _PLAIN_VISION, **_RECURRENT),
     "gemma3_vision": _gemma3_vision,
-    "gemma4_vision": _gemma4_vision,
+    "gemma4_vision": partial(make_gemma4, text=_TEXT["gemma4"][3]),
+    "gemma4_unified": partial(make_gemma4_unified, text=_TEXT["gemma4"][3]),
     "llava": _llava,
     "idefics3": partial(_tiled, "Idefics3"),
     "smolvlm": partial(_tiled, "SmolVLM"),

@@ -144,19 +144,6 @@ GEMMA_VISION = evolve(
     GEMMA.with_media(*GEMMA_MARKS.values(), media="<start_of_image>"),
     named={**GEMMA.named, "extra_special_tokens": GEMMA_MARKS},
 )
-GEMMA4_MARKS = {
-    "boi_token": "<|image>",
-    "image_token": "<|image|>",
-    "eoi_token": "<image|>",
-    "boa_token": "<|audio>",
-    "audio_token": "<|audio|>",
-    "eoa_token": "<audio|>",
-    "video_token": "<|video|>",
-}
-GEMMA4_VISION = evolve(
-    GEMMA.with_media(*GEMMA4_MARKS.values(), media="<|image|>"),
-    named={**GEMMA.named, "extra_special_tokens": GEMMA4_MARKS},
-)
 BART = Words(
     special=("<s>", "<pad>", "</s>"),
     named={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},

@@ -15,6 +15,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from triolet.models.architectures.families import Family, find_family
+from triolet.models.architectures.gemma4 import Squares
 from triolet.models.architectures.lfm2_vl import TiledPatches
 from triolet.models.architectures.prompts import MediaPreparer
 from triolet.models.checkpoints.loading import read_tokenizer
@@ -37,6 +38,7 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "qwen3_5": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3_vision": "<start_of_image>",
     "gemma4_vision": "<|image|>",
+    "gemma4_unified": "<|image|>",
     "llava": "<image>",
     "llava_next": "<image>",
     "llava_onevision": "<image>",
@@ -64,6 +66,7 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3VLProcessor", {"video_processor": None}),
     "gemma3_vision": ("Gemma3Processor", {"image_seq_length": 9}),
     "gemma4_vision": ("Gemma4Processor", {"feature_extractor": None, "video_processor": None}),
+    "gemma4_unified": ("Gemma4UnifiedProcessor", {"feature_extractor": None, "video_processor": None}),
     "llava": (
         "LlavaProcessor",
         {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
@@ -211,6 +214,8 @@ def make_processor(name: str, folder: Path) -> Any:
         part = {"feature_extractor": AutoFeatureExtractor.from_pretrained(folder)}
     elif name == "lfm2_vl":
         part = {"image_processor": Tiles(TiledPatches.read(folder))}
+    elif name == "gemma4_unified":
+        part = {"image_processor": FilledUp(Squares.read(folder))}
     else:
         part = {"image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil")}
     return Processor(**part, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **options)
@@ -220,7 +225,7 @@ class Tiles:
     """LFM2-VL's image processor, as its processor calls it. transformers' own needs torchvision; where this is
     installed, its patches are the same, bit by bit."""
 
-    def __init__(self, settings: TiledPatches) -> None:
+    def __init__(self, settings: Any) -> None:
         self.settings = settings
         for name, value in asdict(settings).items():
             setattr(self, name, value)
@@ -234,6 +239,24 @@ class Tiles:
         rows, columns = zip(*(one["grid"] for one in made), strict=True)
         sizes = [(one["spatial_shapes"][-1] * self.settings.encoder_patch_size).tolist() for one in made]
         return {**told, "image_rows": rows, "image_cols": columns, "image_sizes": sizes}
+
+
+class FilledUp(Tiles):
+    """Likewise that of Gemma 4 without encoders. Images are filled up to the most squares."""
+
+    def __call__(self, images: Any, **_: Any) -> Any:
+        made = [self.settings([image]) for row in images for image in row]
+        counts = [one["pixel_values"].shape[1] for one in made]
+        told = {
+            name: torch.cat(
+                [
+                    torch.nn.functional.pad(one[name], (0, 0, 0, self.settings.max_soft_tokens - count), value=value)
+                    for one, count in zip(made, counts, strict=True)
+                ]
+            )
+            for name, value in (("pixel_values", 0), ("image_position_ids", -1))
+        }
+        return {**told, "num_soft_tokens_per_image": counts}
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:

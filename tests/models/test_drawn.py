@@ -40,7 +40,7 @@ OPENED = (
 OPENED_ELSEWHERE = (  # other tests compare these in every run
     *("cohere2", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma3_text", "glm4", "glm4_moe", "granite"),
     *("granitemoeshared", "helium", "ministral3", "olmo3", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
-    *("deepseek_v3", "gemma4_text", "glm4_moe_lite", "gpt_oss", "minicpm3", "youtu"),
+    *("deepseek_v3", "gemma4_text", "gemma4_unified_text", "glm4_moe_lite", "gpt_oss", "minicpm3", "youtu"),
 )
 VECTORS = (
     "albert",

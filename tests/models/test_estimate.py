@@ -44,6 +44,7 @@ CASES = [
     ("qwen3_vl", {}),
     ("gemma3_vision", {}),
     ("gemma4_vision", {}),
+    ("gemma4_unified", {"quantization": "int8"}),
     ("qwen3_5", {}),
     *((name, {}) for name in IMAGE_MAKERS),
     ("smolvlm", {"quantization": "int8"}),
