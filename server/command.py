@@ -229,8 +229,11 @@ def by_model(flag: str, given: tuple[str, ...], models: Collection[str]) -> dict
 
 
 def _name_of(model: str) -> str:
-    """Returns the name of a model: a hub id unchanged, or the last part of the path of a folder."""
-    return Path(model).resolve().name if os.path.isdir(model) else model
+    """Returns the name of a model: a hub id unchanged, the last part of the path of a folder or of a GGUF file, or the
+    name that Ollama has for it."""
+    if os.path.isfile(model):
+        return Path(model).stem
+    return Path(model).resolve().name if os.path.isdir(model) else model.removeprefix("ollama:")
 
 
 def _keys(options: tuple[str, ...], path: str | None) -> list[str]:

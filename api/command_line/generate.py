@@ -98,7 +98,7 @@ def generate(
     draft_head: str | None,
     **others: Any,
 ) -> int:
-    """Write the answer of a model to PROMPT. MODEL is a checkpoint's folder or hub id.
+    """Write the answer of a model to PROMPT. MODEL is a checkpoint's folder or hub id, or a GGUF file.
 
     The text appears while it is sampled. If PROMPT is missing or is -, the prompt is read from standard input. A model
     with a chat template gets PROMPT as a message of the user, with images and audio before the text. With --raw the

@@ -14,6 +14,7 @@ from typing import Any
 from ...core.errors import CheckpointError, UnsupportedModel
 from .ctranslate2_file import MODEL
 from .ctranslate2_whisper import Converted
+from .gguf_folder import NOTE, gguf_within, is_gguf, ollama_file, settings_folder
 from .settings import read_json
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -40,17 +41,12 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
-_ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
+_ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B', or a GGUF file"
 _OF_WHISPER = (
     "allowed: checkpoints in transformers' layout. Give the checkpoint that it was converted from, such as "
     "openai/whisper-base"
 )
-_GGUF = (
-    "GGUF, the format of llama.cpp; allowed: checkpoints in transformers' layout. Give the checkpoint that it was "
-    "converted from (on the hub usually the same name without -GGUF); quantization='int8' (--quantization int8) "
-    "makes it small"
-)
-_FOREIGN_FILES = {b"GGUF": _GGUF, b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
+_FOREIGN_FILES = {b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
 _ADAPTERS = ("adapter_model.safetensors", "speech-lora/adapter_model.safetensors")
 _SHARDS = ("*.json", "*.txt", "*.jinja", "model.safetensors", "model-*-of-*.safetensors", *_ADAPTERS)
@@ -58,10 +54,12 @@ _MERGED = frozenset({"granite_speech", "granite_speech_plus"})  # model types wh
 
 
 def resolve(model: str | Path) -> Path:
-    """Returns the folder of ``model``: the folder itself, or the local copy for a hub id, downloaded if needed.
+    """Returns the folder of ``model``: the folder itself, or the local copy for a hub id, downloaded if needed. A GGUF
+    file, or ``ollama:`` with the name of a model, has a folder with its settings: `settings_folder`.
 
     Raises:
-        CheckpointError: ``model`` does not exist or is a file, or the hub cannot be reached and there is no local copy.
+        CheckpointError: ``model`` does not exist, is another or a damaged file, or the hub cannot be reached and there
+            is no local copy.
         UnsupportedModel: ``model`` is in the format of another program.
     """
     folder = local_folder(model)
@@ -69,15 +67,22 @@ def resolve(model: str | Path) -> Path:
 
 
 def local_folder(model: str | Path) -> Path | None:
-    """Returns the folder that ``model`` names; ``None``: ``model`` may be a hub id.
+    """Returns the folder that ``model`` names, as `resolve` does; ``None``: ``model`` may be a hub id.
 
     Raises:
-        CheckpointError: ``model`` is a path that does not exist, or a file.
+        CheckpointError: ``model`` is a path that does not exist, or another or a damaged file.
+        UnsupportedModel: ``model`` is a file in the format of another program.
     """
     folder = Path(model).expanduser()
+    if (file := ollama_file(str(model))) is not None:
+        return settings_folder(file)
     if os.path.isdir(folder):  # unlike Path's methods, os.path raises no error without permission
-        return folder
+        weights = any(os.path.isfile(folder / name) for name in (NOTE, *_WEIGHTS, MODEL))
+        file = None if weights else gguf_within(folder)
+        return folder if file is None else settings_folder(file)
     if os.path.exists(folder):
+        if is_gguf(folder):
+            return settings_folder(folder)
         raise _is_a_file(folder)
     if isinstance(model, Path) or not _may_be_hub_id(model):
         raise CheckpointError(f"there is no folder {folder}; allowed: {_ALLOWED}")
@@ -164,8 +169,6 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is an adapter (adapter_config.json); allowed: whole models. Merge the adapter into its model "
             "(merge_and_unload of peft) and save the result"
         )
-    if not any((folder / name).is_file() for name in _WEIGHTS) and (found := sorted(folder.glob("*.gguf"))):
-        raise UnsupportedModel(f"{folder} has {found[0].name} in {_GGUF}")
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a checkpoint; give a folder that save_pretrained has written"
@@ -181,11 +184,14 @@ def open_converted(folder: Path) -> Converted | None:
 
 
 def find_weights(folder: Path) -> tuple[Path, ...]:
-    """Returns the weight files of a checkpoint, each shard once. Safetensors are preferred to pickles.
+    """Returns the weight files of a checkpoint, each shard once; or the note that names its GGUF file. Safetensors are
+    preferred to pickles.
 
     Raises:
         CheckpointError: there are no weight files, or a shard that the index names is missing.
     """
+    if (folder / NOTE).is_file():
+        return (folder / NOTE,)
     for name in (*_WEIGHTS, MODEL):
         path = folder / name
         if path.is_file():
@@ -215,7 +221,7 @@ def is_mapped(folder: Path) -> bool:
     """True if the weights of the checkpoint are pickles. torch maps pickles, so the tensors are views of a file that
     may change. Raises `CheckpointError` as `find_weights` does."""
     weights = find_weights(folder)[0]
-    return weights.suffix != ".safetensors" and weights.name != MODEL
+    return weights.suffix == ".bin" and weights.name != MODEL
 
 
 def file_stamps(folder: Path) -> dict[str, str]:

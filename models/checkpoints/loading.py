@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from ...core.errors import CheckpointError, EngineClosed, TrioletError, UnsupportedModel
 from ..machine.defaults import OwnDefaults
 from .files import find_weights, is_mapped
+from .gguf_folder import NOTE
+from .gguf_tensors import noted_tensors
 from .parts import cut_off, leaving_out
 from .settings import FileSettings
 from .stored import StoredTensor, stored_tensors
@@ -84,7 +86,7 @@ def _load_private(
         made = getattr(transformers, _base_class(config) if loader == "AutoModel" else loader)
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
     if stored is not None:
-        weights = {name: one for path in find_weights(folder) for name, one in stored_tensors(path, stored).items()}
+        weights = _stored_weights(folder, stored)
         source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
     own: Any = leaving_out(private(made), left_out) if left_out else private(made)
     own.made_by.discard(threading.get_ident())
@@ -95,6 +97,14 @@ def _load_private(
     )
     module.__class__ = made
     return module, told
+
+
+def _stored_weights(folder: Path, made: type[StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns all weights of a checkpoint by name, as objects of the class ``made``, or as those of a GGUF file."""
+    files = find_weights(folder)
+    if files[0].name == NOTE:
+        return dict(noted_tensors(files[0], lazily=made is UnreadSlice))
+    return {name: one for path in files for name, one in stored_tensors(path, made).items()}
 
 
 def _base_class(config: Any) -> str:

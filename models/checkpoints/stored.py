@@ -104,6 +104,15 @@ class StoredTensor:
         fill(target, self.pieces())
         return target
 
+    @property
+    def block_kind(self) -> str | None:
+        """The kind of the blocks that `blocks` gives; ``None``: the tensor is stored as plain numbers."""
+        return None
+
+    def blocks(self, start: int, stop: int) -> Tensor:
+        """Returns the blocks of some rows, as uint8, if the tensor has a `block_kind`."""
+        raise NotImplementedError(f"{self.name} rows {start} to {stop}: plain numbers are not blocks")
+
     def part(self, index: int) -> Self:
         """Returns the values at ``index`` of the first dimension."""
         return self.cut(index * prod(self.shape[1:]), self.shape[1:])

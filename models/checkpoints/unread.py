@@ -51,6 +51,25 @@ class _Joined:
         """Reads the values."""
         return self.join([tensor.read() for tensor in self.tensors], self.dim)
 
+    @property
+    def block_kind(self) -> str | None:
+        """The kind of the blocks that `blocks` gives; ``None``: the tensors are not of one kind, or not joined row by
+        row."""
+        kinds = {(tensor.block_kind, tensor.shape[1:]) for tensor in self.tensors}
+        by_row = self.dim == 0 and (self.join is torch.cat or self.tensors[0].dim() > 1)
+        return self.tensors[0].block_kind if by_row and len(kinds) == 1 else None
+
+    def blocks(self, start: int, stop: int) -> Tensor:
+        """Returns the blocks of some rows, as `GgufTensor.blocks` does."""
+        found, before = list[Tensor](), 0
+        for tensor in self.tensors:
+            rows = prod(tensor.shape[:-1])
+            low, high = max(0, start - before), min(rows, stop - before)
+            if low < high:
+                found.append(tensor.source.blocks(low, high))
+            before += rows
+        return torch.cat(found) if found else self.tensors[0].source.blocks(0, 0)
+
     def sample(self) -> Iterator[Tensor]:
         """Yields a few values of each stored tensor."""
         for tensor in self.tensors:
@@ -79,6 +98,22 @@ class UnreadTensor(Tensor):
     def read(self) -> Tensor:
         """Returns the values. They are not kept."""
         return self.kept[0] if self.kept else self.source.read(self.dtype)
+
+    @property
+    def block_kind(self) -> str | None:
+        """The kind of blocks that the matrix is stored in, as the package ``gguf`` names it; ``None``: plain numbers,
+        blocks of several kinds, or values that have been read and may have been changed."""
+        return None if self.kept else self.source.block_kind
+
+    def blocks_of(self, start: int, stop: int) -> Tensor:
+        """Returns the blocks of the rows from ``start`` to ``stop``, as uint8 [rows, bytes of a row], if there is a
+        `block_kind`. All dimensions but the last count as rows."""
+        return self.source.blocks(start, stop)
+
+    def unread_part(self, index: int) -> UnreadTensor:
+        """Returns the values at ``index`` of the first dimension, unread, if they can be read alone."""
+        made: UnreadTensor = UnreadTensor(self.shape[1:], self.dtype, self.source.part(index))
+        return made
 
     def read_part(self, index: int) -> Tensor:
         """Returns the values at ``index`` of the first dimension. They are read alone if they can be."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from ...core.errors import CheckpointError
 from .ctranslate2_file import MODEL
 from .ctranslate2_weights import whisper_tensors
+from .gguf_folder import NOTE
+from .gguf_tensors import noted_tensors
 from .stored import MappedTensor, StoredTensor, stored_tensors
 
 
@@ -18,6 +20,8 @@ def open_weights(path: Path) -> dict[str, StoredTensor | MappedTensor]:
     """Opens the tensors of a file, by transformers' names. Raises `CheckpointError` if the file is damaged."""
     if path.suffix == ".safetensors":
         return dict(stored_tensors(path))
+    if path.name == NOTE:
+        return dict(noted_tensors(path))
     if path.name == MODEL:
         return dict(whisper_tensors(path))
     try:  # only zip archives, which torch writes since 1.6, can be mapped

@@ -62,7 +62,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         yield command.format("./absent"), 1, told.replace("./", "")
     yield "generate /absent/folder/of/mine hi", 1, "there is no folder /absent/folder/of/mine; allowed"
     yield "generate empty hi", 1, "empty has no config.json, so it is not a checkpoint; give a folder that save_pre"
-    yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
+    yield "embed a.gguf hi", 1, "a.gguf is a damaged GGUF file: it ends within its version; download it again"
     yield "transcribe a.wav --model ct2", 1, "ct2 has a TransformerSpec of CTranslate2; allowed of its models: Whisp"
     yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: models of speech"
     for line in ("transcribe a.wav", "transcribe absent.wav a.wav", "transcribe x a.wav", "generate", "embed", "pull"):

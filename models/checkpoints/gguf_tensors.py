@@ -1,0 +1,191 @@
+"""The tensors of GGUF files, under the names and in the order of rows that transformers' models have.
+
+A matrix is stored in rows of blocks. Values are decoded as the package ``gguf`` decodes them, some rows at a time;
+`GgufTensor.blocks` gives the blocks themselves. Blocks lie along a row, so rows can be moved without decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ...core.errors import CheckpointError
+from .gguf_file import PLAIN, GgufFile, Placed, read_split
+from .gguf_folder import header_key
+from .gguf_models import architecture_of, heads_of, name_of
+from .settings import read_json
+from .stored import StoredTensor
+from .unread import UnreadTensor
+
+_PIECE = 1 << 18  # values that are decoded at once, some of whose steps have several times their bytes
+
+
+@frozen(eq=False, kw_only=True)
+class GgufTensor(StoredTensor):
+    """A tensor of a GGUF file, or a part of one. ``begin`` is the place of the whole tensor."""
+
+    width: int  # values of a row in the file
+    row: int  # bytes of a row
+    first: int = 0  # values of the tensor before this part
+    order: np.ndarray[Any, Any] | None = None  # which of the file's rows each row is; None: the same
+    change: Callable[[Tensor], Tensor] | None = None  # what undoes the converter's change of each value
+    lazily: bool = False  # matrices become `UnreadTensor`
+
+    @classmethod
+    def placed(cls, name: str, at: Placed, *, lazily: bool = False) -> Self:
+        """Returns the tensor at a place."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType[at.kind]]
+        width = at.shape[-1]
+        return cls(
+            path=at.path,
+            name=name,
+            begin=at.begin,
+            kind=at.kind,
+            shape=at.shape,
+            width=width,
+            row=width // values * size,
+            lazily=lazily,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of decoded values."""
+        return torch.float32
+
+    @property
+    def block_kind(self) -> str | None:
+        """The kind of the blocks; ``None``: the file has plain numbers, or this part is not made of whole rows."""
+        whole = self.first % self.width == 0 and self.shape[-1:] == (self.width,)
+        return None if self.kind in PLAIN or self.change is not None or not whole else self.kind
+
+    def blocks(self, start: int, stop: int) -> Tensor:
+        """Returns the blocks of the rows from ``start`` to ``stop`` as uint8: [rows, bytes of a row]. All dimensions
+        but the last count as rows.
+
+        Raises:
+            CheckpointError: the file cannot be read, or has become shorter.
+        """
+        rows = range(prod(self.shape[:-1]))[start:stop]
+        before = self.first // self.width
+        return torch.from_numpy(self._rows(before + rows.start, before + max(rows.start, rows.stop)))
+
+    def _rows(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """The bytes of rows, in memory of their own."""
+        if self.order is None or start >= stop:
+            return self._bytes(start, stop)
+        wanted: np.ndarray[Any, Any] = self.order[start:stop]
+        low, high = int(wanted.min()), int(wanted.max()) + 1  # rows are moved within a head, so these are not far
+        moved: np.ndarray[Any, Any] = self._bytes(low, high)[wanted - low]
+        return moved
+
+    def _bytes(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        found = np.empty(max(0, stop - start) * self.row, np.uint8)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.begin + start * self.row)
+                room = found.data
+                while room and (count := file.readinto(room)):
+                    room = room[count:]
+        except OSError as error:
+            raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: {error}") from error
+        if room:
+            raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: the file ends within it")
+        return found.reshape(-1, self.row)
+
+    def pieces(self) -> Generator[Tensor, None, None]:
+        """Yields the decoded values in order.
+
+        Raises:
+            CheckpointError: the file cannot be read, or has become shorter.
+        """
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        kind, end = GGMLQuantizationType[self.kind], self.first + prod(self.shape)
+        step = max(1, _PIECE // self.width)
+        for start in range(self.first // self.width, -(-end // self.width), step):
+            stop = min(start + step, -(-end // self.width))
+            with np.errstate(all="ignore"):  # scales may be infinite
+                values = torch.from_numpy(dequantize(self._rows(start, stop), kind).reshape(-1))
+            before = start * self.width
+            values = values[max(0, self.first - before) : end - before]
+            yield values if self.change is None else self.change(values)
+
+    def cut(self, first: int, shape: tuple[int, ...]) -> Self:
+        """Returns the values from the one with the number ``first`` on, as a tensor of ``shape``."""
+        return evolve(self, first=self.first + first, shape=shape)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the tensor in another dtype, as transformers asks for it."""
+        if not self.lazily or len(self.shape) < 2:
+            return self.read(dtype or self.dtype, device)
+        made: Tensor = UnreadTensor(self.shape, dtype or self.dtype, self)
+        return made
+
+    def get_dtype(self) -> str:
+        """Returns the dtype of decoded values, as a file of safetensors would name it."""
+        return "F32"
+
+
+def noted_tensors(note: Path, *, lazily: bool = False) -> dict[str, GgufTensor]:
+    """Returns `named_tensors` of the file that a note in a folder of settings names.
+
+    Raises:
+        CheckpointError: the file is damaged, or is not the one that the settings were made of.
+        UnsupportedModel: as in `named_tensors`.
+    """
+    told = read_json(note)
+    file = read_split(Path(str(told.get("file"))))
+    if header_key(file) != told.get("header"):
+        raise CheckpointError(f"{file.path} has changed since its settings were read; open it again")
+    return named_tensors(file, lazily=lazily)
+
+
+def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, GgufTensor]:
+    """Returns the tensors of a model as a checkpoint of transformers has them, by their names there.
+
+    Raises:
+        CheckpointError: a tensor has not the rows of whole heads.
+        UnsupportedModel: transformers' model has no such tensor.
+    """
+    found = dict[str, GgufTensor]()
+    for name, at in file.tensors.items():
+        own, heads = name_of(file, name), heads_of(file, name)
+        if own is None:
+            continue
+        tensor = GgufTensor.placed(name, at, lazily=lazily)
+        if heads:
+            tensor = _turned_back(tensor, heads)
+        if name.endswith("shortconv.conv.weight"):
+            tensor = evolve(tensor, shape=(at.shape[0], 1, *at.shape[1:]))
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            tensor = evolve(tensor, shape=(1, at.shape[-1]))
+        if architecture_of(file).raised and own.endswith("norm.weight"):
+            tensor = evolve(tensor, change=_lowered)
+        experts = range(at.shape[0]) if "{}" in own else ()
+        found |= {own.format(index): tensor.part(index) for index in experts} or {own: tensor}
+    return found
+
+
+def _lowered(values: Tensor) -> Tensor:
+    return values - 1.0
+
+
+def _turned_back(tensor: GgufTensor, heads: int) -> GgufTensor:
+    """Returns queries or keys with the two halves of each head's rotary numbers one after the other, not in pairs."""
+    rows = tensor.shape[0]
+    if rows % (2 * heads):
+        raise CheckpointError(f"{tensor.path}: {tensor.name} has {rows} rows for {heads} heads; download it again")
+    order = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    if len(tensor.shape) == 1:  # a bias: each number is a row
+        tensor = evolve(tensor, width=1, row=tensor.row // rows)
+    return evolve(tensor, order=order)

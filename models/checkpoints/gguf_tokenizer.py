@@ -1,0 +1,177 @@
+"""Makes the tokenizer of a GGUF file in the form that transformers reads: tokenizer.json and tokenizer_config.json.
+
+A file lists tokens with their scores and types, and names the rule by which its converter saw texts cut. Such a rule is
+a row of `_CUTS`; a file with another is refused, since other cuts give other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from ...core.errors import CheckpointError, UnsupportedModel
+from .gguf_file import GgufFile
+from .settings import is_integer
+
+_CONTROL, _OWN = 3, 4  # types of tokens: special ones, and those that their makers added to the vocabulary
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_REST}"
+_QWEN2 = rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+_SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = rf"{_WORD % ('', '')}|\p{{N}}{_SLASHED}"
+_GPT4O = rf"{_WORD % (f'{_CONTRACTED}?', f'{_CONTRACTED}?')}|\p{{N}}{{1,3}}{_SLASHED}"
+_GPT2, _DIGITS = "gpt-2", "digits"  # the cuts of GPT-2; and each digit alone before them
+_CUTS: Final[dict[str, str]] = {
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mpt", "jais"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _TEKKEN,
+}
+_WHOLE_FIRST = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
+"""Rules under which a piece that is a token is not merged of others; such vocabularies begin texts with BOS."""
+_COMPOSED = {"qwen2", "deepseek-r1-qwen", "megrez"}
+_ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
+    *(
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<EOT>",
+        "<|end_of_text|>",
+    ),
+    *("<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>"),
+)
+_SPACE = "▁"
+
+
+def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]]:
+    """Returns the tokenizer, its settings for transformers, and the tokens that end a text.
+
+    Raises:
+        CheckpointError: the vocabulary is missing or damaged.
+        UnsupportedModel: the kind of vocabulary, or the rule by which it cuts texts, is not known.
+    """
+    tokens, types = (file.listed(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if not tokens or (types and len(types) != len(tokens)) or not all(isinstance(one, str) for one in tokens):
+        raise CheckpointError(f"{file.path} has {len(tokens)} tokens with {len(types)} types; download it again")
+    if _is_gemma(file):  # its runs of spaces are written as such
+        tokens = [_SPACE * len(text) if text and not text.strip(" ") else text for text in tokens]
+    kind, cut = (file.settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if kind == "gpt2":
+        made = _byte_level(file, tokens, cut)
+    elif kind == "llama":
+        made = _sentence_pieces(file, tokens)
+    else:
+        raise UnsupportedModel(f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2 and llama")
+    added = [
+        AddedToken(text, normalized=False, special=one == _CONTROL)
+        for text, one in zip(tokens, types, strict=False)
+        if one in {_CONTROL, _OWN}
+    ]
+    made.add_tokens(added)
+    named = {name: _token(file, tokens, name) for name in ("bos", "eos", "unknown", "padding", "eot", "eom")}
+    begins = file.settings.get("tokenizer.ggml.add_bos_token", kind == "llama" or cut in _WHOLE_FIRST)
+    ends = file.settings.get("tokenizer.ggml.add_eos_token", False)
+    around = [named["bos"]] if begins else [], [named["eos"]] if ends else []
+    if None in (*around[0], *around[1]):
+        raise CheckpointError(f"{file.path} says that texts begin or end with a token, but not with which")
+    special = {tokens[one]: one for part in around for one in part if one is not None}
+    single = [*(tokens[one] for one in around[0] if one is not None), "$A"]
+    single += [tokens[one] for one in around[1] if one is not None]
+    made.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(special.items()))
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    settings = {theirs: tokens[one] for theirs, ours in names.items() if (one := named[ours]) is not None}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    ending = dict.fromkeys([named["eos"], named["eot"], named["eom"]])
+    ending |= dict.fromkeys(one for text in _ENDS if (one := made.token_to_id(text)) is not None)
+    return made, settings, [one for one in ending if one is not None]
+
+
+def _is_gemma(file: GgufFile) -> bool:
+    return str(file.settings.get("general.architecture")).startswith("gemma")
+
+
+def _token(file: GgufFile, tokens: Sequence[str], name: str) -> int | None:
+    found = file.settings.get(f"tokenizer.ggml.{name}_token_id")
+    if found is not None and (not is_integer(found) or not 0 <= found < len(tokens)):
+        raise CheckpointError(
+            f"{file.path} has tokenizer.ggml.{name}_token_id={found!r}; allowed: 0 to {len(tokens) - 1}. Download it "
+            "again"
+        )
+    return found
+
+
+def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
+    if cut not in _CUTS:
+        raise UnsupportedModel(
+            f"{file.path} has a vocabulary whose texts are cut by the rule {cut!r} (tokenizer.ggml.pre); allowed: "
+            f"{', '.join(_CUTS)}. Give the checkpoint that it was converted from"
+        )
+    merges = [tuple(one.split(" ")) for one in file.listed("tokenizer.ggml.merges")]
+    made = _merging(file, tokens, merges, ignore_merges=cut in _WHOLE_FIRST)
+    rule = _CUTS[cut]
+    if rule in {_GPT2, _DIGITS}:
+        parts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        parts = [pre_tokenizers.Digits(individual_digits=True), *parts] if rule == _DIGITS else parts
+    else:
+        cutting = pre_tokenizers.Split(Regex(rule), behavior="isolated")
+        parts = [cutting, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    made.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    made.decoder = decoders.ByteLevel()
+    if cut in _COMPOSED:
+        made.normalizer = normalizers.NFC()
+    return made
+
+
+def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
+    """A vocabulary of SentencePiece. It has no merges: the pair whose token has the best score is merged first."""
+    scores = file.listed("tokenizer.ggml.scores")
+    if _is_gemma(file):  # its scores are of another order than its merges
+        scores = [-float(index) for index in range(len(tokens))]
+    if len(scores) != len(tokens):
+        raise CheckpointError(f"{file.path} has {len(tokens)} tokens with {len(scores)} scores; download it again")
+    unknown = _token(file, tokens, "unknown")
+    made = _merging(
+        file,
+        tokens,
+        _merges(tokens, scores),
+        unk_token=None if unknown is None else tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    spaced = normalizers.Replace(" ", _SPACE)
+    prefixed = bool(file.settings.get("tokenizer.ggml.add_space_prefix", True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaced]) if prefixed else spaced
+    parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefixed else parts)
+    return made
+
+
+def _merging(file: GgufFile, tokens: Sequence[str], merges: Sequence[Any], **options: Any) -> Tokenizer:
+    try:
+        return Tokenizer(models.BPE({text: one for one, text in enumerate(tokens)}, list(merges), **options))
+    except Exception as error:  # the library raises Exception itself
+        raise CheckpointError(f"the vocabulary of {file.path} is damaged: {error}; download it again") from error
+
+
+def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Returns all ways to make a token of two, the best token first."""
+    places = {text: one for one, text in enumerate(tokens)}
+    found = list[tuple[float, int, int, int]]()
+    for one, text in enumerate(tokens):
+        for middle in range(1, len(text)):
+            left, right = places.get(text[:middle]), places.get(text[middle:])
+            if left is not None and right is not None:
+                found.append((-scores[one], one, left, right))
+    found.sort()
+    return [(tokens[left], tokens[right]) for _, _, left, right in found]

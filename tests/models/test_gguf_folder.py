@@ -1,0 +1,201 @@
+"""The ways to name a GGUF file, and the settings that are made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from triolet.core.errors import CheckpointError
+from triolet.models.checkpoints.files import converses, find_weights, is_mapped, resolve
+from triolet.models.checkpoints.gguf_file import read_gguf
+from triolet.models.checkpoints.gguf_folder import settings_folder
+from triolet.models.checkpoints.gguf_tensors import noted_tensors
+from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
+from triolet.models.checkpoints.loading import load_module, read_tokenizer
+from triolet.models.checkpoints.settings import read_json
+
+from ..checkpoints.gguf_files import TEMPLATE, TOKENS, tiny, write_gguf
+
+REAL = os.environ.get("TRIOLET_REAL", "")
+TEXTS = (
+    "Hello world, it's 2024 and 1234567!\n\n  def f(x):\n\treturn x  ",
+    "Grüße — 你好, 日本語  🎉👩‍👧 naïve café",
+    " a b  c   d    e",
+    "\n\n\n<html><b>bold</b></html>\t\tx = 1.5e-10%",
+)
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "triolet" / "gguf"
+
+
+@pytest.fixture(scope="module")
+def made() -> Any:
+    return tiny("LlamaConfig", "LlamaForCausalLM", **SMALL)
+
+
+@pytest.fixture
+def file(made: Any, tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return write_gguf(tmp_path / "models" / "m.gguf", "llama", made)
+
+
+def pulled(root: Path, file: Path, *parts: str, **layers: str) -> None:
+    """A model of Ollama with the weights of ``file``."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    (root / "blobs").mkdir(parents=True, exist_ok=True)
+    (root / "blobs" / f"sha256-{digest}").write_bytes(file.read_bytes())
+    manifest = root.joinpath("manifests", *parts)
+    manifest.parent.mkdir(parents=True)
+    kinds = {"model": f"sha256:{digest}", "template": "sha256:0", **layers}
+    told = [{"mediaType": f"application/vnd.ollama.image.{kind}", "digest": value} for kind, value in kinds.items()]
+    manifest.write_text(json.dumps({"layers": told}))
+
+
+def test_a_file_a_folder_with_one_and_a_model_of_ollama_are_models(file, tmp_path, monkeypatch):
+    found = resolve(file)
+    assert resolve(str(file)) == resolve(file.parent) == found
+    (file.parent / "mmproj-m.gguf").write_bytes(b"GGUF")
+    (file.parent / "README.md").touch()
+    assert resolve(file.parent) == found
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    pulled(tmp_path / "ollama", file, "registry.ollama.ai", "library", "m", "latest")
+    pulled(tmp_path / "ollama", file, "hf.co", "me", "m-GGUF", "Q4_K_M")
+    for name in ("ollama:m", "ollama:m:latest", "ollama:hf.co/me/m-GGUF:Q4_K_M"):
+        assert read_json(resolve(name) / "config.json") == read_json(found / "config.json")
+    assert [path.name for path in find_weights(found)] == ["gguf.json"]
+    assert not is_mapped(found)
+    assert converses(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ollama:absent", "absent/latest; download the model .ollama pull absent., or set OLLAMA_MODELS"),
+        ("ollama:../../x", "does not name a model of Ollama; allowed: names such as ollama:llama3.2:1b"),
+        ("ollama:a/b/../c", "does not name a model of Ollama"),
+        ("ollama:", "does not name a model of Ollama"),
+        ("ollama:adapted", "has an adapter, which is not read"),
+        ("ollama:without", "has no file of weights"),
+    ],
+)
+def test_a_model_that_ollama_does_not_have_is_refused(name, told, file, tmp_path, monkeypatch):
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    pulled(tmp_path, file, "registry.ollama.ai", "library", "adapted", "latest", adapter="sha256:1")
+    pulled(tmp_path, file, "registry.ollama.ai", "library", "without", "latest", model="sha256:../../etc")
+    with pytest.raises(CheckpointError, match=told):
+        resolve(name)
+
+
+def test_a_folder_with_several_models_asks_for_one(file):
+    (file.parent / "n.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF files \(m.gguf, n.gguf\); give the path of one of them"):
+        resolve(file.parent)
+
+
+def test_a_folder_with_other_weights_is_the_checkpoint_that_it_was(file):
+    (file.parent / "model.safetensors").touch()
+    assert resolve(file.parent) == file.parent
+
+
+def test_settings_are_made_once_and_those_of_other_states_go(file, made, cache):
+    first = resolve(file)
+    stamp = (first / "config.json").stat().st_mtime_ns
+    assert resolve(file) == first
+    assert (first / "config.json").stat().st_mtime_ns == stamp
+    (first / "tokenizer.json").unlink()  # as a cleaner of caches may do
+    assert resolve(file) == first
+    assert (first / "tokenizer.json").is_file()
+    with pytest.raises(CheckpointError, match="has changed since its settings were read; open it again"):
+        write_gguf(file, "llama", made, words={"template": None})
+        noted_tensors(first / "gguf.json")
+    second = resolve(file)
+    assert [path.name for path in cache.iterdir()] == [second.name]
+    assert not converses(second)
+
+
+def test_many_may_make_the_same_settings_at_once(file, cache):
+    found = list[Path]()
+    threads = [threading.Thread(target=lambda: found.append(settings_folder(file))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    assert [*cache.iterdir()] == [found[0]]
+    assert read_json(found[0] / "config.json")["hidden_size"] == 32
+
+
+def test_a_cache_that_cannot_be_written_is_told(file, tmp_path, monkeypatch):
+    (tmp_path / "full").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
+    with pytest.raises(CheckpointError, match=r"cannot be written to .*; set XDG_CACHE_HOME to a folder that can be"):
+        resolve(file)
+
+
+def test_the_settings_say_how_texts_begin_and_end(file):
+    found = resolve(file)
+    tokenizer = read_tokenizer(found)
+    assert tokenizer("abba<own5>").input_ids == [1, *tokenizer.convert_tokens_to_ids(["ab", "b", "a", "<own5>"])]
+    assert tokenizer.decode(tokenizer("é 12").input_ids, skip_special_tokens=True) == "é 12"
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<s>[user]a"
+    assert len(tokenizer) == TOKENS
+    assert read_json(found / "generation_config.json")["eos_token_id"] == [2]
+
+
+def test_a_vocabulary_of_sentencepiece_merges_by_scores(made, tmp_path):
+    """The best token first, whatever the order in the file; bytes for what has no token."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "▁a", "ab", "bc"]
+    pieces += ["▁ab", "abc", "▁abc"]
+    scores = [0.0] * 259 + [-9.0, -10.0, -11.0, -12.0, -4.0, -5.0, -3.0, -6.0, -2.0, -1.0]
+    path = tmp_path / "s.gguf"
+    write_gguf(path, "llama", made, words={"pieces": dict(zip(pieces, scores, strict=True))})
+    found, _, _ = make_tokenizer(read_gguf(path))
+    encoded = {text: found.encode(text).tokens for text in ("abc", "ab abc", "b é", "cab<s>a")}
+    assert encoded == {
+        "abc": ["<s>", "▁abc"],
+        "ab abc": ["<s>", "▁ab", "▁abc"],
+        "b é": ["<s>", "▁", "b", "▁", "<0xC3>", "<0xA9>"],
+        "cab<s>a": ["<s>", "▁", "c", "ab", "<s>", "▁a"],
+    }
+    assert found.decode(found.encode("ab é abc").ids) == "ab é abc"
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not REAL, reason="TRIOLET_REAL names no folder")
+def test_a_real_file_is_its_checkpoint():
+    """SmolLM2's file and its checkpoint: the same weights, the same tokens of texts."""
+    from safetensors.torch import load_file
+
+    found, folder = resolve(Path(REAL) / "SmolLM2-135M-Instruct.Q4_1.gguf"), Path(REAL) / "smollm2"
+    ours, theirs = read_tokenizer(found), read_tokenizer(folder)
+    for text in TEXTS:
+        assert ours(text).input_ids == theirs(text).input_ids
+    module = load_module("LlamaForCausalLM", found, torch.float32)
+    for key, weight in load_file(folder / "model.safetensors").items():
+        assert torch.equal(module.state_dict()[key], weight), key
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not REAL, reason="TRIOLET_REAL names no folder")
+def test_a_real_file_of_several_kinds_is_what_transformers_reads():
+    """gemma-3-270m's: transformers has its own way from the file to tokens and weights."""
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    path = Path(REAL) / "gemma3-270m.gguf"
+    ours = read_tokenizer(resolve(path))
+    architecture, told, _ = get_gguf_tokenizer(str(path))
+    theirs, _ = convert_gguf_tokenizer(architecture, told)
+    for text in TEXTS:
+        assert ours(text).input_ids == [2, *theirs.encode(text).ids]
