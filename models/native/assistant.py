@@ -93,12 +93,11 @@ class Assistant(nn.Module):
         named |= {} if head is None else {"head.weight": head}
         if "token_ordering" in named:
             named["ordering"] = named.pop("token_ordering")
-        expected = self.state_dict()
-        odd = [name for name in {**expected, **named} if _shape(expected, name) != _shape(named, name)]
-        if odd:
+        needed, got = ({name: one.shape for name, one in each.items()} for each in (self.state_dict(), named))
+        if odd := sorted(name for name in {**needed, **got} if needed.get(name) != got.get(name)):
             raise CheckpointError(
-                f"{folder} has other weights than the assistant that its config.json describes: "
-                f"{', '.join(sorted(odd)[:3])}; download or save the checkpoint again"
+                f"{folder} has other weights than the assistant that its config.json describes: {', '.join(odd[:3])}; "
+                "download or save the checkpoint again"
             )
         self.load_state_dict(named, assign=True)
         if self.ordering is not None:
@@ -149,10 +148,6 @@ class Assistant(nn.Module):
             return choice, left
         each = self.ordering.shape[1]
         return int(self.ordering[int(left[self.width + choice // each]), choice % each]), left[: self.width]
-
-
-def _shape(weights: Mapping[str, Tensor], name: str) -> torch.Size | None:
-    return weights[name].shape if name in weights else None
 
 
 @define(eq=False)

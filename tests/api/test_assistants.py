@@ -82,29 +82,38 @@ async def test_an_assistant_proposes_what_transformers_computes(
             assert list(found) == proposals(model, own, known, len(found))
 
 
+def begun(executor: TorchExecutor) -> list[Feed]:
+    """The next chunks of three sequences whose prompts are read in one step."""
+    executor.step(first_step([range(5, 45), range(60, 63), range(90, 120)], pages=3))
+    feeds = list[Feed]()
+    for index, record in executor._records.items():
+        pages, last = tuple(range(3 * index, 3 * index + 3)), len(record.tokens) - 1
+        part = Chunk(index, last, 1, page_table=pages, cross_slot=None, samples=True, draft_tokens=DRAFTS)
+        feeds.append(Feed(part=part, record=record))
+    return feeds
+
+
 @pytest.mark.parametrize("centroids", [4, 0])
 def test_proposals_are_the_same_alone_and_beside_others(
     centroids: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In calls of fewer rows, too."""
+    """In calls of fewer rows, too, and after a sleep."""
     monkeypatch.setattr(text_blueprint, "CHAINS", 2)
     head = make_assisted(tmp_path, centroids=centroids)
     drafts = {"speculation": Speculation(tokens=DRAFTS), "draft_head": head}
     executor = TorchExecutor(tmp_path, EngineConfig(device="cpu", dtype="float32", **drafts))
     executor.open()
-    executor.step(first_step([range(5, 45), range(60, 63), range(90, 120)], pages=3))
-    records, proposer, feeds = executor._records, executor._open.proposer, list[Feed]()
-    for index, record in records.items():
-        pages = tuple(range(3 * index, 3 * index + 3))
-        last = len(record.tokens) - 1
-        part = Chunk(index, last, 1, page_table=pages, cross_slot=None, samples=True, draft_tokens=DRAFTS)
-        feeds.append(Feed(part=part, record=record))
     with torch.inference_mode():
+        feeds, proposer = begun(executor), executor._open.proposer
         together = proposer.propose(feeds)
         assert together == [proposer.propose([feed])[0] for feed in feeds]
         model, own = models_of(tmp_path, head)
         for feed, found in zip(feeds, together, strict=True):
             assert list(found) == proposals(model, own, feed.record.tokens, DRAFTS)
+        for kept in (True, False):
+            executor.sleep(keep_weights=kept)
+            executor.wake()
+            assert executor._open.proposer.propose(begun(executor)) == together
     executor.close()
 
 
