@@ -27,7 +27,7 @@ _FORM = 1  # raised with each change of what is written
 _FILES = (NOTE, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _OLLAMA = "ollama:"
 _OLLAMA_NAME = re.compile(
-    r"(?:(?:(?P<host>[\w.-]+)/)?(?P<owner>[\w-][\w.-]*)/)?(?P<model>[\w-][\w.-]*)(?::(?P<tag>[\w-][\w.-]*))?"
+    r"(?:(?:(?P<host>[\w-][\w.-]*)/)?(?P<owner>[\w-][\w.-]*)/)?(?P<model>[\w-][\w.-]*)(?::(?P<tag>[\w-][\w.-]*))?"
 )
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _MODEL = "application/vnd.ollama.image.model"
@@ -152,6 +152,9 @@ def _texts(file: GgufFile) -> dict[str, str]:
 
     config = read_gguf_config(file)
     tokenizer, settings, ends = make_tokenizer(file)
+    if tokenizer.get_vocab_size() > config["vocab_size"]:
+        told = f"{tokenizer.get_vocab_size()} tokens, but embeddings of {config['vocab_size']}"
+        raise CheckpointError(f"{file.path} has {told}; download it again")
     begins = {"bos_token_id": config["bos_token_id"], "pad_token_id": config["pad_token_id"]}
     made = {
         "config.json": json.dumps(config, indent=1),

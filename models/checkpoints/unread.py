@@ -110,8 +110,10 @@ class UnreadTensor(Tensor):
         `block_kind`. All dimensions but the last count as rows."""
         return self.source.blocks(start, stop)
 
-    def unread_part(self, index: int) -> UnreadTensor:
-        """Returns the values at ``index`` of the first dimension, unread, if they can be read alone."""
+    def unread_part(self, index: int) -> UnreadTensor | None:
+        """Returns the values at ``index`` of the first dimension, unread; ``None``: they cannot be read alone."""
+        if self.kept or not self.source.has_parts:
+            return None
         made: UnreadTensor = UnreadTensor(self.shape[1:], self.dtype, self.source.part(index))
         return made
 

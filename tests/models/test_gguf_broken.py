@@ -223,6 +223,12 @@ def test_a_setting_that_cannot_be_is_refused(name, value, kind, told, whole, tmp
         settings_folder(tmp_path / "m.gguf")
 
 
+def test_tokens_without_embeddings_are_refused(tmp_path):
+    made = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1, vocab_size=300)
+    with pytest.raises(CheckpointError, match=r"has 320 tokens, but embeddings of 300; download it again"):
+        settings_folder(write_gguf(tmp_path / "m.gguf", "llama", made))
+
+
 def test_what_would_change_the_computation_and_is_not_known_is_refused(tmp_path):
     """A scale that Llama has not, and a tensor that it has not."""
     made = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1)

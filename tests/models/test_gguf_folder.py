@@ -83,6 +83,7 @@ def test_a_file_a_folder_with_one_and_a_model_of_ollama_are_models(file, tmp_pat
     [
         ("ollama:absent", "absent/latest; download the model .ollama pull absent., or set OLLAMA_MODELS"),
         ("ollama:../../x", "does not name a model of Ollama; allowed: names such as ollama:llama3.2:1b"),
+        ("ollama:../a/b", "does not name a model of Ollama"),
         ("ollama:a/b/../c", "does not name a model of Ollama"),
         ("ollama:", "does not name a model of Ollama"),
         ("ollama:adapted", "has an adapter, which is not read"),

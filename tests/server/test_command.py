@@ -212,6 +212,12 @@ def test_a_model_has_its_own_name_wherever_it_stands() -> None:
     assert models_of("a/b", ("c/d", "e=f")) == {"a/b": "a/b", "c/d": "c/d", "e": "f"}
 
 
+def test_a_file_and_a_model_of_ollama_have_short_names(tmp_path: Path) -> None:
+    (tmp_path / "m.Q4_K_M.gguf").touch()
+    file = str(tmp_path / "m.Q4_K_M.gguf")
+    assert models_of("ollama:llama3.2:1b", (file,)) == {"llama3.2:1b": "ollama:llama3.2:1b", "m.Q4_K_M": file}
+
+
 def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
     equal = str(tmp_path / "x=y.jinja")
     assert by_model("--f", ("chat=9", "a=b=10"), {"chat": "", "a": ""}) == {"chat": "9", "a": "b=10"}
