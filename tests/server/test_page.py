@@ -403,9 +403,10 @@ def test_the_place_to_write_stays_in_view_however_long_the_answer_is(
         expect(page.locator("#speech-list li", has_text="took")).to_have_count(4)
         expect(page.locator("#chat-send")).to_be_in_viewport(ratio=1)
         expect(page.locator("#chat-text")).to_be_in_viewport(ratio=1)
-        high, below = page.evaluate(_LOG)
-        assert high <= height * 0.56
-        assert below == 0, "the end of the answer is seen"
+        assert page.evaluate("document.querySelector('#chat-log').clientHeight") <= height * 0.56
+        page.wait_for_function(_END_IS_SEEN)
+        page.evaluate(_SCROLL_AND_LOWER)
+        page.wait_for_function(_END_IS_SEEN)
 
 
 def test_images_are_sent_where_the_model_reads_them(page: Any, tmp_path: Path) -> None:
@@ -544,11 +545,19 @@ _DRAWN = """
 }
 """
 
-# how high the conversation is, and how much lies below what is seen of it
-_LOG = """
+_END_IS_SEEN = """
 () => {
   const log = document.querySelector("#chat-log");
-  return [log.clientHeight, Math.round(log.scrollHeight - log.scrollTop - log.clientHeight)];
+  return Math.round(log.scrollHeight - log.scrollTop - log.clientHeight) === 0;
+}
+"""
+
+# both at once: that it was scrolled is told when it is lower, and before that is
+_SCROLL_AND_LOWER = """
+() => {
+  const log = document.querySelector("#chat-log");
+  log.scrollTop -= 1;
+  log.style.maxHeight = "100px";
 }
 """
 

@@ -214,9 +214,14 @@ const toEnd = (log) => (log.scrollTop = log.scrollHeight);
 
 /** Who reads the end of a conversation goes on seeing it when the log gets lower. */
 function stayAtEnd(log) {
-  let isAtEnd = true;
-  log.addEventListener("scroll", () => (isAtEnd = isNearEnd(log)));
-  new ResizeObserver(() => isAtEnd && toEnd(log)).observe(log);
+  let [isAtEnd, height] = [true, log.clientHeight];
+  log.addEventListener("scroll", () => {
+    if (log.clientHeight === height) isAtEnd = isNearEnd(log); // else the observer comes next: nobody has scrolled away
+  });
+  new ResizeObserver(() => {
+    height = log.clientHeight;
+    if (isAtEnd) toEnd(log);
+  }).observe(log);
 }
 
 /** An answer while it is written: `place` shows its Markdown as elements, at most once a frame. What the model reasons
