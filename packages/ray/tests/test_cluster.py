@@ -74,7 +74,7 @@ async def ask(engine: Engine, cases: list[Case], answers: Answers, begun: trio.E
             nursery.start_soon(one, number, case)
 
 
-async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() -> None:
+async def test_replicas_say_what_one_engine_says_though_one_is_killed() -> None:
     """And none of them encodes a recording twice; nothing is lost, and nothing is left.
 
     Any of them may get any recording: Serve takes another replica where one is slow to say how much it has to do.
@@ -87,15 +87,15 @@ async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() ->
         await ask(engine, cases, expected)
         one = engine.statistics()
     assert len(set(expected.values())) > 10, "the model has something to say"
-    async with Cluster(MODEL, config=config, replicas=3, cpus=0.5, name=NAME) as cluster:
+    async with Cluster(MODEL, config=config, replicas=2, cpus=0.5, name=NAME) as cluster:
         found: Answers = {}
         await ask(cluster, cases, found)
         assert found == expected
         # The replicas are asked now and then; who tells of all tokens tells of all encodings.
         await until(lambda: cluster.statistics().requests.tokens_committed >= one.requests.tokens_committed)
         statistics = cluster.statistics()
-        assert one.encoder_cache.encoded <= statistics.encoder_cache.encoded <= 3 * one.encoder_cache.encoded
-        assert statistics.device.device == "3 replicas on cpu"
+        assert one.encoder_cache.encoded <= statistics.encoder_cache.encoded <= 2 * one.encoder_cache.encoded
+        assert statistics.device.device == "2 replicas on cpu"
         again: Answers = {}
         begun = trio.Event()
         async with trio.open_nursery() as nursery:
