@@ -118,7 +118,7 @@ class Squares:
         pixels = torch.from_numpy(np.array(images[0])).permute(2, 0, 1)[None]
         kernel, side = self.pooling_kernel_size, self.patch_size * self.pooling_kernel_size
         most = self.max_soft_tokens * kernel**2
-        size = get_aspect_ratio_preserving_size(*pixels.shape[-2:], self.patch_size, most, kernel)
+        size = get_aspect_ratio_preserving_size(pixels.shape[2], pixels.shape[3], self.patch_size, most, kernel)
         if pixels.shape[-2:] != size:
             pixels = functional.interpolate(pixels, size, mode="bicubic", align_corners=False, antialias=True)
         rows, columns = size[0] // side, size[1] // side

@@ -172,14 +172,15 @@ class LlavaNext(Pictures):
         return super().processor(folder, config)
 
     def written(self, config: Any, outputs: Mapping[str, Any], token: str) -> str:
-        from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape, unpad_image
+        from transformers.models.llava_next import modeling_llava_next as of_llava
 
+        own: Any = of_llava
         vision, size = config.vision_config, tuple(map(int, outputs["image_sizes"][0]))
         side, sizes = vision.image_size // vision.patch_size, config.image_grid_pinpoints
-        rows, columns = get_anyres_image_grid_shape(size, sizes, vision.image_size)
-        shown = unpad_image(torch.empty(1, rows * side, columns * side, device="meta"), size)
+        rows, columns = own.get_anyres_image_grid_shape(size, sizes, vision.image_size)
+        shown = own.unpad_image(torch.empty(1, rows * side, columns * side, device="meta"), size)
         height, width = self.lines(config, *shown.shape[1:])
-        return token * (side**2 + height * (width + 1))
+        return token * int(side**2 + height * (width + 1))
 
     def lines(self, config: Any, height: int, width: int) -> tuple[int, int]:  # noqa: ARG002
         """Returns how many lines of how many embeddings are made of as many of the encoder."""

@@ -6,7 +6,7 @@ not rounded: a weight is exactly what ggml makes of its block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import Array
 from typing import Any
 
@@ -53,7 +53,7 @@ def pack_blocks(weights: Sequence[Any], order: Tensor | None = None) -> tuple[Te
     Returns:
         The packed bytes and their sections; ``None``: a matrix has no blocks, or they cannot lie together as they are.
     """
-    kinds = [getattr(weight, "block_kind", None) for weight in weights]
+    kinds: list[Any] = [getattr(weight, "block_kind", None) for weight in weights]
     if any(kind not in PACKINGS for kind in kinds) or (order is not None and len(set(kinds)) > 1):
         return None
     if len(set(kinds)) == 1:
@@ -74,11 +74,12 @@ def pack_blocks(weights: Sequence[Any], order: Tensor | None = None) -> tuple[Te
     return packed, sections
 
 
-def _in_panels(weights: Sequence[Any], order: Tensor | None) -> Any:
+def _in_panels(weights: Sequence[Any], order: Tensor | None) -> Iterator[Tensor]:
     """Yields the blocks of whole panels, bytes [rows, bytes of a row], of matrices one after the other."""
     if order is not None:
         blocks = torch.cat([weight.blocks_of(0, len(weight)) for weight in weights])[order]
-        yield from blocks.split(_ROWS)
+        for start in range(0, len(blocks), _ROWS):
+            yield blocks[start : start + _ROWS]
         return
     left: Tensor | None = None
     for weight in weights:

@@ -75,7 +75,7 @@ class Panels:
         cls, weights: Sequence[Tensor], bias: Tensor | None = None, order: Tensor | None = None, *, planes: int
     ) -> Panels | None:
         """Packs matrices of quantized blocks as one, as `pack_blocks` does; ``None``: it cannot."""
-        inputs = [getattr(weight, "input_order", None) for weight in weights]
+        inputs: list[Any] = [getattr(weight, "input_order", None) for weight in weights]
         alike = all(one is None or torch.equal(one, inputs[0]) for one in inputs) and len({*map(type, inputs)}) == 1
         made = pack_blocks(weights, order) if alike else None
         if made is None:

@@ -155,12 +155,14 @@ def packed(modules: Sequence[Any], *, int8: bool, order: Tensor | None = None) -
     bias = bias if bias is None or order is None else bias[order]
     weights = [each.weight.detach().T if _is_turned(each) else each.weight.detach() for each in modules]
     blocks = Panels.of_blocks(weights, bias, order, planes=1 if int8 else 2)
-    weight = None if blocks is not None else _joined(weights, order)
     if blocks is not None:
         panels = blocks
     elif hasattr(modules[0], "scales"):  # one for each output
-        panels = Panels.of_int8(weight, _joined([each.scales for each in modules], order)[:, None], bias)
+        panels = Panels.of_int8(
+            _joined(weights, order), _joined([each.scales for each in modules], order)[:, None], bias
+        )
     else:
+        weight = _joined(weights, order)
         panels = Panels.of_int8(*quantized(weight), bias) if int8 else Panels.of(weight, bias)
     made, first, places = [], 0, None if order is None else order.argsort()
     for outputs in map(len, weights):
