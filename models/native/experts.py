@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .decoder_layers import DecoderLayer
 from .library import ACTIVATIONS, Ending
-from .panels import Panels
+from .panels import PANEL, Panels
 from .parts import PackedLinear, plain
 from .program import Program
 from .recurrent import Rooms
@@ -43,7 +43,8 @@ class PackedExperts(nn.Module):
                 weights = weights.transpose(1, 2)
             if self.limit is not None and part == "widen":
                 weights, bias = _gates_first(weights), None if bias is None else _gates_first(bias)
-            panels = Panels.of_each(weights, bias=bias, dtype=torch.int8 if int8 else None)
+            panels = _in_blocks(weights, bias, planes=1 if int8 else 2)
+            panels = panels or Panels.of_each(weights, bias=bias, dtype=torch.int8 if int8 else None)
             setattr(self, part, PackedLinear(panels, 0, weights.shape[1], apart=panels.outputs // len(weights)))
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -57,6 +58,17 @@ class PackedExperts(nn.Module):
             own = self.narrow(math.prod(values, start=self.act_fn(gates)), expert)
             found.index_add_(0, rows, (own * weights[rows, ranks, None]).to(found.dtype))
         return found
+
+
+def _in_blocks(weights: Any, bias: Tensor | None, *, planes: int) -> Panels | None:
+    """Packs matrices [experts, outputs, inputs] of quantized blocks, each in panels of its own; ``None``: they have
+    other numbers, or panels with outputs of two experts."""
+    if weights.shape[1] % PANEL or not hasattr(weights, "unread_part"):
+        return None
+    parts = [weights.unread_part(index) for index in range(len(weights))]
+    if any(part is None for part in parts):
+        return None
+    return Panels.of_blocks(parts, None if bias is None else bias.detach().flatten(), planes=planes)
 
 
 def _gates_first(outputs: Tensor) -> Tensor:
@@ -91,9 +103,15 @@ def answers_of(experts: Any, dtype: torch.dtype) -> list[Tensor]:
     long that it matters which numbers are the gate."""
     count, dice = experts.num_experts, torch.Generator().manual_seed(0)
     rows = torch.randn(count, sizes_of(experts)[0], generator=dice, dtype=torch.float32).mul_(30.0).to(dtype)
+    unread = [one for one in experts.parameters() if getattr(one, "kept", None) == []]
     with torch.no_grad():
         each = torch.arange(count)[:, None]
-        return list(unwrap(type(experts).forward)(experts, rows, each, rows.new_ones(count, 1)).float())
+        found = list(unwrap(type(experts).forward)(experts, rows, each, rows.new_ones(count, 1)).float())
+    for (
+        one
+    ) in unread:  # an `UnreadTensor` keeps what is computed with, and a matrix that was kept may have been changed
+        one.kept.clear()
+    return found
 
 
 def are_known(experts: Any) -> bool:

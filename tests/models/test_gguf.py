@@ -11,12 +11,15 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
+from torch import nn
 
 from triolet.models.checkpoints.files import resolve
 from triolet.models.checkpoints.gguf_file import KINDS, read_gguf
 from triolet.models.checkpoints.gguf_tensors import GgufTensor
 from triolet.models.checkpoints.loading import load_module
 from triolet.models.checkpoints.unread import UnreadTensor
+from triolet.models.native.library import Library
+from triolet.models.native.parts import PackedEmbedding, PackedLinear
 
 from ..checkpoints.gguf_files import BLOCKS, permuted, random_blocks, tiny, write_gguf
 from .texts import Job, generate
@@ -219,6 +222,25 @@ def test_the_engine_writes_the_tokens_of_the_decoded_weights(name, tmp_path, ope
     together = [one.tokens for one in driver.run(*jobs)]
     assert together == [generate(made, job.prompt, job.max_tokens) for job in jobs]
     assert together[1] == driver.run(jobs[1])[0].tokens
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("name", ["biased", "gemma3", "qwen3moe"])
+def test_blocks_stay_as_they_are(name, quantization, tmp_path, open_driver):
+    """Every matrix: also those of kinds that lie together, of experts, of words; and no number is decoded to be kept.
+    In int8 inputs have 8 bits, the weights are the same."""
+    architecture, config, model, changes, more = MODELS[name]
+    made, kinds = tiny(config, model, **changes), {**MIXED, "ffn_up_exps": MIXED["ffn_gate_exps"], "output": "Q6_K"}
+    path = write_gguf(tmp_path / "m.gguf", architecture, made, kinds=kinds, more=more or (lambda writer, config: None))
+    driver = open_driver(path, dtype="float32", quantization=quantization)
+    module = driver.executor._open.parts.model.module
+    packed = {name: one for name, one in module.named_modules() if isinstance(one, PackedLinear | PackedEmbedding)}
+    assert [name for name, one in packed.items() if not one.sections] == []
+    assert {one.planes for one in packed.values()} == {2 if quantization is None else 1}
+    assert {len(one.sections) for one in packed.values()} >= {1, 3}
+    assert not any(type(one) in {nn.Linear, nn.Embedding} for one in module.modules())
+    del module, packed
 
 
 def stored(tmp_path: Path, kind: str, rows: int = 12, width: int = 512) -> tuple[GgufTensor, np.ndarray[Any, Any]]:
