@@ -146,7 +146,7 @@ def speech(
     cls=HelpPage, examples=_EXAMPLES_OF_TEXT, short_help="Measure the generation of text, and the start of the engine."
 )
 @click.argument("folder", metavar="[MODEL]", required=False)
-@click.option("--model", metavar="DIR", help=f"The folder of a decoder. Default: smollm2 in ${REAL}.")
+@click.option("--model", metavar="DIR", help=f"The folder or the GGUF file of a decoder. Default: smollm2 in ${REAL}.")
 @peer_option("text")
 @click.option("--tokens", type=_SEVERAL, default=64, help=_TOKENS)
 @click.option("--together", type=_SEVERAL, multiple=True, default=(8, 32), help=_TOGETHER)
@@ -232,6 +232,10 @@ def _folder(option: str, given: str | None, name: str) -> Path:
             f"{option} is missing, and {REAL} does not name a folder with {name}; give {option}, or set {REAL}"
         )
     found = Path(given) if given is not None else Path(str(real)) / name
+    if found.is_file():  # of a GGUF file there is a folder with its settings
+        from ..models.checkpoints.files import resolve
+
+        return resolve(found)
     if not found.is_dir():
         raise click.UsageError(f"{option}: {found} is not a folder")
     return found

@@ -347,6 +347,7 @@ def recordings(tmp_path_factory):
         ("speech", 2, "--model is missing, and TRIOLET_REAL does not name a folder with whisper-base"),
         ("text --model /nowhere", 2, "--model: /nowhere is not a folder"),
         ("text /nowhere", 2, "--model: /nowhere is not a folder"),
+        (f"text --model {__file__}", 1, "test_bench.py is a file; allowed: a checkpoint's folder or a hub id"),
         ("text a --model b", 2, "two models, a and --model b; give one of them"),
         ("speech --rounds 0", 2, "0 is not in the range"),
         ("text --variant int4", 2, "'int4' is not one of 'float32', 'bfloat16', 'int8'"),
