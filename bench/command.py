@@ -16,7 +16,7 @@ import click
 from ..api.command_line.pages import HelpPage, HelpPages
 from ..api.command_line.terminal import FAILED, complain, stdout, write
 from ..core.errors import InvalidRequest, TrioletError
-from .entries import ours, peer_option, peers
+from .entries import ours, peer_option, peers, settings_of
 
 if TYPE_CHECKING:
     from .report import Table
@@ -44,6 +44,8 @@ _COMPUTES = "The number type in which Triolet computes. May be repeated. Default
 _LONG = "The largest length of a long clip, in seconds. Default: 25."
 _SHORT = "The largest length of a short clip, in seconds. Default: 5."
 _TOKENS = "The number of tokens to write after each prompt. Default: 64."
+_QUALITY = "Measure instead how well each variant reads TEXT: perplexity, and how far it is from float32."
+_AGAINST = "The model that --quality compares with in float32. Default: the same model."
 _TOGETHER = "The number of prompts at once. May be repeated. Default: 8 and 32."
 
 _EXAMPLES = (
@@ -59,6 +61,7 @@ _EXAMPLES_OF_TEXT = (
     ("triolet bench text --model smollm2", ""),
     ("triolet bench text --peer llama.cpp=smollm2.gguf --variant int8", "if TRIOLET_REAL is set"),
     ("triolet bench text --peer openvino=exported --no-draft-tokens", ""),
+    ("triolet bench text model.Q4_K_M.gguf --quality prose.txt --against model", "tells what a format costs"),
 )
 _EXAMPLES_OF_EMBED = (
     ("triolet bench embed --model minilm --peer transformers", ""),
@@ -151,8 +154,18 @@ def speech(
 @click.option("--tokens", type=_SEVERAL, default=64, help=_TOKENS)
 @click.option("--together", type=_SEVERAL, multiple=True, default=(8, 32), help=_TOGETHER)
 @click.option("--no-draft-tokens", is_flag=True, help="Let Triolet propose no draft tokens.")
+@click.option("--quality", type=click.Path(exists=True, dir_okay=False), metavar="TEXT", help=_QUALITY)
+@click.option("--against", metavar="MODEL", help=_AGAINST)
 @_common
-def text(folder: str | None, model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
+def text(
+    folder: str | None,
+    model: str | None,
+    tokens: int,
+    together: tuple[int, ...],
+    quality: str | None,
+    against: str | None,
+    **how: Any,
+) -> int:
     """Measure the generation of text, and the start of the engine.
 
     The scenarios: prompts one by one, several at once, at random times, and beside a busy thread.
@@ -161,8 +174,14 @@ def text(folder: str | None, model: str | None, tokens: int, together: tuple[int
     from .inputs import prompts_of
     from .scenarios import names_of_text, text_scenarios
 
+    if against is not None and quality is None:
+        raise click.UsageError("--against is for --quality, which is missing")
     with _folder_of_clips():
         decoder = _folder("--model", _one(folder, model), "smollm2")
+        if quality is not None:
+            return _judge(
+                decoder, decoder if against is None else _folder("--against", against, ""), Path(quality), how
+            )
         wanted = _wanted(names_of_text(together), how)
         entries = [*ours(decoder, "text", how), *peers(decoder, "text", how)]
         most = max(together)
@@ -206,6 +225,22 @@ def embed(folder: str | None, model: str | None, together: int, **how: Any) -> i
             return embed_scenarios(queries_of, texts_of, together=together, online=how["online"], rate=rate)
 
         return _play(encoder, entries, scenarios, wanted, [], how)
+
+
+def _judge(model: Path, against: Path, text: Path, how: dict[str, Any]) -> int:
+    """Tells how far each variant is from the reference."""
+    from .quality import Quality, as_json, qualities
+
+    _check_packages((), how)
+    asked = {variant: settings_of(variant) for variant in dict.fromkeys(how["variants"])}
+    found = list[Quality]()
+    words = text.read_text(encoding="utf-8", errors="replace")
+    for one in qualities(model, against, words, asked, how["threads"]):
+        found.append(one)
+        write(one.line(found[0]), stdout())
+    if how["json_path"]:
+        Path(how["json_path"]).write_text(as_json(model, against, text, found), encoding="utf-8")
+    return 0
 
 
 @contextmanager

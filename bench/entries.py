@@ -66,11 +66,16 @@ def _forms(kind: str) -> str:
     return ", ".join(f"{name}={peer.model}" if peer.model else name for name, peer in PEERS[kind].items())
 
 
+def settings_of(variant: str) -> Mapping[str, Any]:
+    """Returns the settings of the engine for a variant."""
+    return {"quantization": "int8"} if variant == "int8" else {"dtype": variant}
+
+
 def ours(folder: Path, kind: str, how: Mapping[str, Any]) -> list[Entry]:
     """Returns the entries of the engine, one for each variant."""
     found = []
     for variant in dict.fromkeys(how["variants"]):
-        asked: dict[str, Any] = {"quantization": "int8"} if variant == "int8" else {"dtype": variant}
+        asked = dict(settings_of(variant))
         if how.get("no_draft_tokens"):
             asked["speculation"] = None
         config = json.dumps({"device": "cpu", "threads": how["threads"], **asked})

@@ -49,10 +49,6 @@ PRINTED = {
         "holds: encoder outputs evicted: ",
     ],
     "memory.py hours --count 1": ["holds: the recording was read to its end", CLAIM + "grown by "],
-    "divergence.py tiny --tokens 50": [
-        *("50 tokens in int8: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
-        *("50 tokens in bfloat16: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "),
-    ],
     "draft_heads.py --shape tiny --rounds 1 --tokens 12": [
         r"tiny, 12 tokens: without [\d.]+ s, with drafts [\d.]+ s, "
     ],

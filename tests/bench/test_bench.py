@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
 from triolet import demo
-from triolet.__main__ import main
 from triolet.bench.contenders import serve
 from triolet.bench.contest import Rules, play
 from triolet.bench.inputs import (
@@ -316,19 +314,6 @@ def test_vectors_are_compared_with_those_of_transformers():
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(monkeypatch):
-    """``run(*words)``: the exit status of ``triolet bench`` with these."""
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["triolet", "bench", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code
-
-    return command
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,132 @@
+"""The price of number types and of quantized weights to a decoder: perplexity, and how far its distributions are from
+those of a reference in float32."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import asdict, frozen
+from torch import Tensor
+
+from ..core.config import EngineConfig
+from ..core.errors import InvalidRequest
+from ..models.blueprints.read import read_blueprint
+from ..models.blueprints.text_blueprint import TextBlueprint
+from ..models.memory.rows import Rows
+from ..models.native.decoders import CausalDecoder
+from ..models.native.library import Library
+from ..models.native.runner import Runner
+
+TOKENS = 2_000
+"""The most tokens of a text that are read."""
+
+_ROWS = 64  # whose distributions are compared at a time
+
+
+@frozen(kw_only=True)
+class Quality:
+    """The figures of a decoder that reads a text in one variant, token by token.
+
+    Args:
+        perplexity: e to the mean of the negated log-probabilities of the text's tokens, the first one left out.
+        same: the share of tokens after which the likeliest token is that of the reference.
+        divergence: the mean Kullback-Leibler divergence of the distributions from the reference's, in nats.
+    """
+
+    variant: str
+    perplexity: float
+    same: float
+    divergence: float
+
+    def line(self, reference: Quality) -> str:
+        """Returns the figures as a line for people."""
+        if self is reference:
+            return f"{self.variant}: perplexity {self.perplexity:.3f}"
+        return (
+            f"{self.variant}: perplexity {self.perplexity:.3f}, {self.perplexity / reference.perplexity:.4f} of the "
+            f"reference's; the likeliest token is the reference's for {self.same:.2%}; Kullback-Leibler divergence "
+            f"{self.divergence:.6f}"
+        )
+
+
+def qualities(
+    model: Path, against: Path, text: str, asked: Mapping[str, Mapping[str, Any]], threads: int
+) -> Iterator[Quality]:
+    """Yields the reference's own quality, then that of each variant that is ``asked`` for, with the settings of the
+    engine.
+
+    Raises:
+        InvalidRequest: the native library does not compute a model with keys and values alone, the models have
+            different tokens, or the text has fewer than two tokens.
+    """
+    exact = _open(against, {"dtype": "float32"})
+    ids = tokens_of(exact, text)
+    if len(ids) < 2:
+        raise InvalidRequest(f"the text has {len(ids)} tokens; allowed: 2 or more")
+    reference = _compared("reference", ids, _read(exact, ids, threads), _read(exact, ids, threads))
+    yield reference
+    for variant, settings in asked.items():
+        blueprint = _open(model, settings)
+        if tokens_of(blueprint, text) != ids:
+            raise InvalidRequest(f"{model} has other tokens than {against}; give a model with the same ones")
+        yield _compared(variant, ids, _read(exact, ids, threads), _read(blueprint, ids, threads))
+
+
+def as_json(model: Path, against: Path, text: Path, found: Sequence[Quality]) -> str:
+    """Returns the results as JSON."""
+    about = {"model": str(model), "against": str(against), "text": str(text)}
+    return json.dumps({**about, "qualities": [asdict(one) for one in found]}, indent=1)
+
+
+def tokens_of(blueprint: TextBlueprint, text: str) -> list[int]:
+    """Returns the first tokens of a text."""
+    positions = min(TOKENS, blueprint.checkpoint.shape.positions)
+    ids: list[int] = blueprint.checkpoint.tokenizer(text, add_special_tokens=False).input_ids
+    return ids[:positions]
+
+
+def _open(model: Path, settings: Mapping[str, Any]) -> TextBlueprint:
+    blueprint = read_blueprint(str(model), EngineConfig(**{"device": "cpu", **settings}))
+    if not isinstance(blueprint, TextBlueprint) or not blueprint.keeps_kv or blueprint.checkpoint.shape.recurrent:
+        raise InvalidRequest(f"{model} cannot be judged; allowed: decoders with keys and values alone")
+    return blueprint
+
+
+def _read(blueprint: TextBlueprint, ids: Sequence[int], threads: int) -> Iterator[Tensor]:
+    """Yields the log-probabilities after the tokens, float64 [rows, vocabulary], some rows at a time."""
+    module, shape = blueprint.load(blueprint.files()).module, blueprint.checkpoint.shape
+    library, decoder = Library.load(), CausalDecoder(module, module, shape.windows)
+    if library is None or (why_not := decoder.unknown()) is not None:
+        told = "it is not there" if library is None else why_not
+        raise InvalidRequest(f"the native library does not compute {blueprint.checkpoint.folder}: {told}")
+    pages = [torch.zeros(1, len(ids), layer.numbers, dtype=blueprint.kv_dtype) for layer in shape.kv]
+    runner = Runner.open(library, decoder.program(len(ids)), pages, rows=_ROWS, positions=len(ids), threads=threads)
+    try:
+        for start in range(0, len(ids), _ROWS):
+            some = ids[start : start + _ROWS]
+            rows = Rows(
+                positions=range(start, start + len(some)),
+                chunks=[(len(some), 0, 0, 0)],
+                tables=[0],
+                wanted=range(len(some)),
+            )
+            yield runner.step(some, rows).double().log_softmax(-1)
+    finally:
+        runner.release()
+
+
+def _compared(variant: str, ids: Sequence[int], exact: Iterator[Tensor], other: Iterator[Tensor]) -> Quality:
+    surprise = apart = same = 0.0
+    with torch.inference_mode():
+        for start, (expected, found) in zip(range(0, len(ids), _ROWS), zip(exact, other, strict=True), strict=True):
+            following = torch.tensor(ids[start + 1 : start + 1 + len(found)])[:, None]
+            surprise -= float(found[: len(following)].gather(1, following).sum())
+            apart += float((expected.exp() * (expected - found)).sum())
+            same += float((expected.argmax(-1) == found.argmax(-1)).sum())
+    perplexity = math.exp(surprise / (len(ids) - 1))
+    return Quality(variant=variant, perplexity=perplexity, same=same / len(ids), divergence=apart / len(ids))
