@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
+import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
@@ -64,7 +65,8 @@ class Sampler:
 
         Args:
             copies: pages that are copied before the chunks are fed.
-            hidden: as for `Runner.choose`; the native library must compute the model.
+            hidden: gets the hidden states behind the last layer of each chunk's rows, [rows, hidden]; the native
+                library must compute the model.
 
         Raises:
             EngineError: a sequence has no token to sample.
@@ -139,9 +141,14 @@ class Sampler:
     ) -> list[Chosen]:
         """Copies the pages, feeds the chunks and answers the draws. The native library does all this in one call."""
         if self.network.native is not None:
-            return self.network.native.choose(
-                *self.network.fed(feeds, rows, self.outputs), draws, copies, hidden=hidden
-            )
+            fed, laid = self.network.fed(feeds, rows, self.outputs)
+            pieces: list[Tensor] | None = None if hidden is None else []
+            chosen = self.network.native.choose(fed, laid, draws, copies, hidden=pieces)
+            if hidden is not None and pieces:  # beyond a chunk that ends within an image, more of that is computed
+                every = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                starts = zip(laid.starts, feeds, strict=True)
+                hidden += [every[start : start + feed.part.length] for start, feed in starts]
+            return chosen
         if copies:
             assert isinstance(self.paged, PagedKV), "a search reads pages"
             self.paged.copy(copies)

@@ -79,15 +79,15 @@ class HeadProposer:
         """Reads a step that is done.
 
         Args:
-            hidden: the hidden states of the step's rows behind the last layer, in pieces.
+            hidden: the hidden states of each chunk's rows behind the last layer.
         """
         if len(feeds) > self.most:
             return
-        states, parts, ends, row = torch.cat(list(hidden)), list[_Part](), list[_Part](), 0
-        for feed, one in zip(feeds, sampled, strict=True):
+        parts, ends = list[_Part](), list[_Part]()
+        for feed, one, states in zip(feeds, sampled, hidden, strict=True):
             start, length = feed.part.start, feed.part.length
             tokens = feed.record.tokens[start + 1 : start + 1 + length - len(feed.proposed) + len(one.accepted)]
-            own, row = states[row : row + len(tokens)], row + length
+            own = states[: len(tokens)]
             if feed.record.search is not None or not tokens:
                 continue
             known = feed.part.samples and start + len(tokens) + 1 == len(feed.record.tokens)

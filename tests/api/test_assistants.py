@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
@@ -31,7 +32,8 @@ from triolet.models.speculation import HeadProposer
 from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.drafting import assistants_allowed, make_assisted
 from ..checkpoints.families import make_checkpoint
-from ..models.texts import first_step
+from ..models.media import Checkpoint, picture
+from ..models.texts import first_step, start_of
 from .scarcity import ask_until_preempted, settled
 from .test_families import Reference, scarce
 
@@ -115,6 +117,32 @@ def test_proposals_are_the_same_alone_and_beside_others(
             executor.wake()
             assert executor._open.proposer.propose(begun(executor)) == together
     executor.close()
+
+
+def test_proposals_are_the_same_beside_a_chunk_that_ends_within_an_image(tmp_path: Path) -> None:
+    """The rows of the image behind the chunk are computed, too."""
+    head, text = make_assisted(tmp_path, family="gemma4_vision", centroids=5), tuple(range(5, 45))
+    image = Checkpoint.open("gemma4_vision", tmp_path).prepare("<|image|>", [picture(30, 50, 1)])
+    (item,), start = image.items, start_of(0, image.token_ids, placeholders=(image.items[0].placeholder,))
+    cut, pages = item.spans[0][0] + 5, tuple(range(20))
+    assert cut < item.spans[0][1]
+    chunk = Chunk(0, 0, cut, page_table=pages, cross_slot=None, samples=False)
+    drafts = {"speculation": Speculation(tokens=DRAFTS), "draft_head": head}
+    executor, found = TorchExecutor(tmp_path, EngineConfig(device="cpu", dtype="float32", **drafts)), []
+    executor.open()
+    executor.encode((item,))
+    for index, before in enumerate(((), (chunk,))):
+        plain = first_step([text])
+        own = evolve(plain.chunks[0], sequence_id=index + 1, page_table=tuple(range(20, 40)))
+        started = (*[start] * len(before), start_of(index + 1, text))
+        executor.step(evolve(plain, started=started, chunks=(*before, own)))
+        part = evolve(own, start=len(text), length=1, draft_tokens=DRAFTS)
+        feed = Feed(part=part, record=executor._records[index + 1])
+        with torch.inference_mode():
+            found += executor._open.proposer.propose([feed])
+    executor.close()
+    assert len(found[0]) == DRAFTS
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

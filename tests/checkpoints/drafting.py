@@ -64,18 +64,22 @@ def assistants_allowed() -> Iterator[None]:
         yield
 
 
-def make_assisted(folder: Path, *, right: bool = False, centroids: int = 4, **others: object) -> Path:
+def make_assisted(
+    folder: Path, *, right: bool = False, centroids: int = 4, family: str = "gemma4", **others: object
+) -> Path:
     """Writes a checkpoint of Gemma 4 to ``folder``, and one of its assistant to ``folder / "assistant"``, which it
     returns.
 
     Args:
         right: as for `add_draft_head`.
         centroids: of the assistant's tokens; 0: it chooses among all tokens.
+        family: the model's.
         others: settings of the assistant's layers that differ from the model's.
     """
-    make_checkpoint("gemma4", folder)
-    told = transformers.AutoConfig.from_pretrained(folder)
-    width, vocabulary, near, far = told.hidden_size, told.vocab_size, *map(told.per_layer_config.__getitem__, (0, 1))
+    make_checkpoint(family, folder)
+    told = transformers.AutoConfig.from_pretrained(folder).get_text_config()
+    places = map(told.layer_types.index, ("sliding_attention", "full_attention"))
+    width, vocabulary, near, far = told.hidden_size, told.vocab_size, *map(told.per_layer_config.__getitem__, places)
     text = transformers.Gemma4TextConfig(
         **{
             "hidden_size": width if right else 32,
