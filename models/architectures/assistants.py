@@ -79,6 +79,10 @@ def read_assistant(named: str, model: TextCheckpoint) -> AssistantFiles:
         if value != needed[fact]:
             told = f"it is made for another model than {model.folder}: {fact} {value}"
             raise _refused(named, told, f"those of the model, {needed[fact]}")
+    parts, asked = config.num_centroids, config.centroid_intermediate_top_k
+    if config.use_ordered_embeddings and not (0 < asked <= parts and own.vocab_size % parts == 0):
+        told = f"it has num_centroids={parts} and centroid_intermediate_top_k={asked} for {own.vocab_size} tokens"
+        raise _refused(named, told, "as many tokens for each centroid, and up to all centroids")
     return AssistantFiles(plain, {kind: writes[kind] for kind in got["rotary positions"]})
 
 

@@ -120,7 +120,7 @@ class TextBlueprint(ModuleBlueprint):
         """Raises `InvalidRequest` if a draft head is named that cannot be used, as far as it is known before the
         weights are read."""
         reason = self.not_native()
-        if not self.wants_drafts:
+        if reason is None and not self.wants_drafts:
             reason = "no draft tokens are wanted (speculation and graphs)"
         if reason is not None:
             raise self._no_assistant(reason)

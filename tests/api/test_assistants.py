@@ -211,6 +211,14 @@ def test_an_assistant_of_another_model_is_refused(case: str, tmp_path: Path) -> 
         TorchExecutor(tmp_path, EngineConfig(draft_head=head)).open()
 
 
+@pytest.mark.parametrize("told", [{"num_centroids": 5}, {"centroid_intermediate_top_k": 5}])
+def test_an_assistant_of_odd_centroids_is_refused(told: dict[str, int], tmp_path: Path) -> None:
+    head = make_assisted(tmp_path)
+    rewrite(head / "config.json", **told)
+    with pytest.raises(InvalidRequest, match=r"it has num_centroids=. and .* for 268 tokens; allowed: as many tok"):
+        TorchExecutor(tmp_path, EngineConfig(draft_head=head)).open()
+
+
 def test_what_cannot_propose_is_refused_by_name(tmp_path: Path) -> None:
     model, llama = tmp_path / "model", make_checkpoint("llama", tmp_path / "llama")
     head = make_assisted(model)
@@ -218,7 +226,7 @@ def test_what_cannot_propose_is_refused_by_name(tmp_path: Path) -> None:
         (model, llama, {}, "it is of model_type 'llama'; allowed: model_type 'gemma4_assistant'"),
         (llama, head, {}, "it is made for Gemma 4, and LlamaForCausalLM is of model_type 'llama'"),
         (model, head, {"speculation": None}, "no draft tokens are wanted"),
-        (model, head, {"dtype": "float16"}, "it computes in float16"),
+        (model, head, {"dtype": "float16", "speculation": None}, "it computes in float16"),
         (make_checkpoint("bart", tmp_path / "bart"), head, {}, "draft_head is given for Bart"),
     ):
         with pytest.raises(InvalidRequest, match=told):
