@@ -26,6 +26,7 @@ from ..memory.encoder_states import MOST_STATES
 from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
+from ..native.packings import Section
 from ..native.panels import BATCH, GROUP, PANEL
 from ..native.speech_encoders import CONFORMERS
 from ..native.speech_encoders import MODEL_TYPES as SPEECH_TYPES
@@ -89,10 +90,11 @@ _SCALES = "gemma"  # in model types whose token embeddings scale and are not qua
 
 @frozen
 class StoredShape:
-    """The shape and dtype of a tensor in a checkpoint's file."""
+    """The shape and dtype of a tensor in a checkpoint's file, and the kind of its blocks, if these stay packed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    kind: str | None = None
 
 
 def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
@@ -166,10 +168,12 @@ def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
 
 
 def _stored(folder: Path) -> dict[str, StoredShape]:
-    found: dict[str, StoredShape] = {}
-    for path in find_weights(folder):
-        found.update((name, StoredShape(one.shape, one.dtype)) for name, one in open_weights(path).items())
-    return found
+    return {name: _shape_of(name, one) for path in find_weights(folder) for name, one in open_weights(path).items()}
+
+
+def _shape_of(name: str, stored: Any) -> StoredShape:
+    kind = None if ".experts." in name else getattr(stored, "block_kind", None)  # experts are decoded
+    return StoredShape(stored.shape, getattr(stored, "narrowest", stored.dtype), kind)
 
 
 def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
@@ -451,6 +455,8 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
         return width * outputs * inputs + panels * PANEL * (inputs + inputs % 2) * min(width, stored.dtype.itemsize)
     if _hears(blueprint) and name.endswith(_FAR):
         return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
+    if stored.kind is not None:
+        return Section(stored.kind, panels).bytes_for(inputs)
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
         return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs, 4 if stored.dtype == torch.int8 else 2)

@@ -62,6 +62,11 @@ class GgufTensor(StoredTensor):
         return torch.float32
 
     @property
+    def narrowest(self) -> torch.dtype:
+        """The dtype of the fewest bits that holds every decoded value."""
+        return {"F16": torch.float16, "BF16": torch.bfloat16}.get(self.kind, torch.float32)
+
+    @property
     def block_kind(self) -> str | None:
         """The kind of the blocks; ``None``: the file has plain numbers, or this part is not made of whole rows."""
         whole = self.first % self.width == 0 and self.shape[-1:] == (self.width,)

@@ -270,7 +270,7 @@ def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = Fal
     if own is not None:
         panels = evolve(panels, bias=filled(own.detach(), panels.count))
     made = PackedLinear(panels, 0, panels.outputs)
-    made.weight = head.weight.detach().new_empty(0)  # Mamba 2 asks for its dtype
+    made.weight = torch.empty(0, dtype=head.weight.dtype)  # Mamba 2 asks for its dtype
     _replace(module, head, made)
 
 

@@ -165,6 +165,11 @@ def _add(
         writer.add_tensor(name, data.contiguous().numpy())
         return
     width = data.shape[-1]
+    if kind == "F16":
+        weight.copy_(weight.half())
+        data = stored_as(architecture, own, weight, config)
+        writer.add_tensor(name, data.half().contiguous().numpy())
+        return
     kind = "Q8_0" if width % gguf.GGML_QUANT_SIZES[Kind[kind]][0] else kind
     blocks = random_blocks(kind, data.numel() // width, width, seed=len(writer.tensors[0]))
     decoded = torch.from_numpy(gguf.quants.dequantize(blocks, Kind[kind])).reshape(data.shape)

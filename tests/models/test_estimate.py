@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from triolet import EngineConfig, InvalidRequest, demo
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.blueprints.passed import PassedComparisons
+from triolet.models.checkpoints.gguf_tensors import GgufTensor
+from triolet.models.checkpoints.stored import SAMPLE
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
 
@@ -22,12 +25,14 @@ from ..checkpoints.ctranslate2 import convert
 from ..checkpoints.drafting import make_drafting
 from ..checkpoints.families import make_checkpoint
 from ..checkpoints.frame_families import FRAME_MAKERS
+from ..checkpoints.gguf_files import tiny, write_gguf
 from ..checkpoints.image_families import IMAGE_MAKERS
 from .media import SPEECH
 from .test_budget import BASE, SMOL
 from .test_stored_int8 import compressed
 from .towers import TOWERS
 
+_pieces = GgufTensor.pieces
 CASES = [
     ("demo", {}),
     ("demo", {"quantization": "int8"}),
@@ -169,6 +174,23 @@ def test_a_whisper_of_ctranslate2_counts_as_it_is_stored(tmp_path, quantization,
     thought, found = estimate(model, config), held(model, config)
     weights = thought.by_owner["weights"] - ODDS
     assert found["weights"] - 10_000 <= weights <= found["weights"] * 1.06
+
+
+@pytest.mark.parametrize("changes", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_blocks_of_a_gguf_file_count_as_they_are_held_and_none_is_decoded(tmp_path, monkeypatch, changes):
+    """Not even the head that is the token embedding."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kinds = {"_norm": "", "attn_q": "Q4_K", "attn_k": "Q5_K", "attn_v": "Q6_K", "ffn_down": "F16", "": "Q8_0"}
+    made = tiny("LlamaConfig", "LlamaForCausalLM", tie_word_embeddings=True)
+    model, config = write_gguf(tmp_path / "m.gguf", "llama", made, kinds=kinds), EngineConfig(device="cpu", **changes)
+    decoded = []
+    monkeypatch.setattr(GgufTensor, "pieces", lambda self: decoded.append(self) or _pieces(self))
+    thought, found = estimate(model, config), held(model, config)
+    weights = thought.by_owner["weights"] - ODDS
+    assert found["weights"] - 10_000 <= weights <= found["weights"] * 1.06
+    assert {one.name for one in decoded if one.kind != "F32" and prod(one.shape) > SAMPLE} == {
+        f"blk.{layer}.ffn_down.weight" for layer in range(2)
+    }
 
 
 @given(
