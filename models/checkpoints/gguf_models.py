@@ -272,6 +272,8 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
         theirs: told.real(name) for name, theirs in kind.reals.items() if name in needed or told.get(name) is not None
     }
     made |= kind.more(told)
+    if not isinstance(made.get("use_parallel_residual", False), bool):
+        raise told.bad("use_parallel_residual", made["use_parallel_residual"], "true or false")
     left = [name for name in _CHANGING if name not in told.read and told.get(name) is not None]
     if left:
         raise UnsupportedModel(
@@ -283,8 +285,10 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
 
 def _rope(told: _Told) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": told.real("rope.freq_base", 10_000.0), "rope_type": "default"}
+    if rope["rope_theta"] <= 0.0:
+        raise told.bad("rope.freq_base", rope["rope_theta"], "a number above 0")
     size = told.get("attention.key_length") or told.whole("embedding_length") // told.whole("attention.head_count")
-    turning = told.get("rope.dimension_count") or size
+    turning = size if told.get("rope.dimension_count") is None else told.whole("rope.dimension_count", least=0) or size
     if turning != size and not architecture_of(told.file).partial:
         raise told.bad("rope.dimension_count", turning, f"{size}, the numbers of a head")
     if architecture_of(told.file).partial:

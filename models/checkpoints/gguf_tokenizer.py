@@ -117,7 +117,10 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
             f"{file.path} has a vocabulary whose texts are cut by the rule {cut!r} (tokenizer.ggml.pre); allowed: "
             f"{', '.join(_CUTS)}. Give the checkpoint that it was converted from"
         )
-    merges = [tuple(one.split(" ")) for one in file.listed("tokenizer.ggml.merges")]
+    told = file.listed("tokenizer.ggml.merges")
+    if not all(isinstance(one, str) for one in told):
+        raise CheckpointError(f"{file.path} has merges (tokenizer.ggml.merges) that are not texts; download it again")
+    merges = [tuple(one.split(" ")) for one in told]
     made = _merging(file, tokens, merges, ignore_merges=cut in _WHOLE_FIRST)
     rule = _CUTS[cut]
     if rule in {_GPT2, _DIGITS}:
@@ -138,7 +141,7 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     scores = file.listed("tokenizer.ggml.scores")
     if _is_gemma(file):  # its scores are of another order than its merges
         scores = [-float(index) for index in range(len(tokens))]
-    if len(scores) != len(tokens):
+    if len(scores) != len(tokens) or not all(isinstance(one, int | float) for one in scores):
         raise CheckpointError(f"{file.path} has {len(tokens)} tokens with {len(scores)} scores; download it again")
     unknown = _token(file, tokens, "unknown")
     made = _merging(

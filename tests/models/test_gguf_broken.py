@@ -13,11 +13,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.models.checkpoints.gguf_file import read_gguf, read_split
 from triolet.models.checkpoints.gguf_folder import settings_folder
+from triolet.models.checkpoints.gguf_models import read_gguf_config
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
+from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
 
 from ..checkpoints.gguf_files import tiny, write_gguf
 
@@ -221,6 +224,27 @@ def test_a_setting_that_cannot_be_is_refused(name, value, kind, told, whole, tmp
     (tmp_path / "m.gguf").write_bytes(data)
     with pytest.raises(kind, match=told):
         settings_folder(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"stablelm.rope.dimension_count": "tokens"}, "layers that differ in rope.dimension_count; allowed: one"),
+        ({"stablelm.rope.dimension_count": "model"}, "rope.dimension_count='gpt2'; allowed: a list"),
+        ({"stablelm.use_parallel_residual": "tokens"}, "use_parallel_residual=Listed.*; allowed: true or false"),
+        ({"stablelm.rope.freq_base": "padding_token_id"}, "rope.freq_base=0.0; allowed: a number above 0"),
+        ({"tokenizer.ggml.merges": "token_type"}, "has merges .* that are not texts"),
+        ({"tokenizer.ggml.scores": "tokens", "tokenizer.ggml.model": "llama"}, "320 tokens with 320 scores; download"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused(changes, told, tmp_path):
+    """The value is that of a setting of the tokenizer, or a text."""
+    made = tiny("StableLmConfig", "StableLmForCausalLM", num_hidden_layers=1)
+    file = read_gguf(write_gguf(tmp_path / "m.gguf", "stablelm", made))
+    settings = {name: file.settings.get(f"tokenizer.ggml.{other}", other) for name, other in changes.items()}
+    file = evolve(file, settings={**file.settings, **settings})
+    with pytest.raises((CheckpointError, UnsupportedModel), match=told):
+        (read_gguf_config(file), make_tokenizer(file))
 
 
 def test_tokens_without_embeddings_are_refused(tmp_path):
