@@ -102,7 +102,7 @@ def settings_folder(path: Path) -> Path:
     file = read_split(path)
     key = header_key(file)
     folder = CacheFile.of_user("gguf").path / f"{path.stem[:80]}-{key[:16]}"
-    if all((folder / name).is_file() for name in _FILES):
+    if _is_whole(folder):
         return folder
     texts = _texts(file) | {NOTE: json.dumps({"file": str(path), "header": key})}
     try:
@@ -114,7 +114,7 @@ def settings_folder(path: Path) -> Path:
             try:
                 os.rename(made, folder)
             except OSError:  # another process was first
-                if not (folder / NOTE).is_file():
+                if not _is_whole(folder):
                     raise
     except OSError as error:
         raise CheckpointError(
@@ -124,9 +124,16 @@ def settings_folder(path: Path) -> Path:
     return folder
 
 
+def _is_whole(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _FILES)
+
+
 def _drop_others(folder: Path, path: Path) -> None:
-    """Removes an incomplete folder, and those of other states of the file or of files that are gone."""
+    """Removes an incomplete folder, and those of other states of the file or of files that are gone. What other
+    processes are making, or have made meanwhile, stays."""
     for other in folder.parent.iterdir():
+        if other.name.startswith(".") or (other == folder and _is_whole(folder)):
+            continue
         named: Path | None
         try:
             named = Path(str(read_json(other / NOTE).get("file")))

@@ -15,7 +15,7 @@ import torch
 from triolet.core.errors import CheckpointError
 from triolet.models.checkpoints.files import converses, find_weights, is_mapped, resolve
 from triolet.models.checkpoints.gguf_file import read_gguf
-from triolet.models.checkpoints.gguf_folder import settings_folder
+from triolet.models.checkpoints.gguf_folder import _texts, settings_folder
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
 from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
 from triolet.models.checkpoints.loading import load_module, read_tokenizer
@@ -135,6 +135,24 @@ def test_many_may_make_the_same_settings_at_once(file, cache):
     assert len(found) == 6
     assert [*cache.iterdir()] == [found[0]]
     assert read_json(found[0] / "config.json")["hidden_size"] == 32
+
+
+def test_what_another_process_makes_meanwhile_stays(file, cache, monkeypatch):
+    """It may be read already; and so may be what is not made whole yet."""
+    made = []
+
+    def slow(found: Any) -> dict[str, str]:
+        monkeypatch.undo()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parents[1]))
+        other = settings_folder(file)
+        (cache / ".half").mkdir()
+        (cache / ".half" / "gguf.json").write_bytes((other / "gguf.json").read_bytes())
+        made.append(other.stat().st_ino)
+        return _texts(found)
+
+    monkeypatch.setattr("triolet.models.checkpoints.gguf_folder._texts", slow)
+    assert settings_folder(file).stat().st_ino == made[0]
+    assert len(list((cache / ".half").iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_told(file, tmp_path, monkeypatch):
