@@ -28,6 +28,7 @@ from ..native.decoders import MODEL_TYPES
 from ..native.encoders import MODEL_TYPES as ENCODER_TYPES
 from ..native.packings import Section
 from ..native.panels import BATCH, GROUP, PANEL
+from ..native.parts import other_turns
 from ..native.speech_encoders import CONFORMERS
 from ..native.speech_encoders import MODEL_TYPES as SPEECH_TYPES
 from ..native.towers import MODEL_TYPES as TOWER_TYPES
@@ -383,7 +384,7 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
     config: Any = getattr(blueprint.checkpoint, "config", None)
     if isinstance(blueprint, TextBlueprint):
         types = MODEL_TYPES if blueprint.checkpoint.causal else ENCODER_TYPES
-        known = config.get_text_config().model_type in types
+        known = config.get_text_config().model_type in types and not other_turns(config.get_text_config())
     else:
         known = isinstance(blueprint, WhisperBlueprint) or config.model_type in CROSSED_TYPES
     return known and blueprint.not_native() is None

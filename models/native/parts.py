@@ -312,12 +312,17 @@ def unknown_parts(base: Any, activation: str, linears: Iterable[Any], embedding:
 def unknown_turns(base: Any) -> str | None:
     """Returns the reason why the library cannot compute the rotary positions of ``base``; ``None``: it can, or there
     are none."""
-    told: Mapping[str, Any] = getattr(base.config, "rope_parameters", None) or {}
-    each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
-    others = {str(one.get("rope_type", "default")) for one in each} - _FIXED
+    others = other_turns(base.config)
     if not others or _rotary(base) is None:
         return None
     return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
+
+
+def other_turns(config: Any) -> set[str]:
+    """Returns the kinds of rotary positions that a configuration names and the library cannot compute."""
+    told: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
+    return {str(one.get("rope_type", "default")) for one in each} - _FIXED
 
 
 def _rotary(base: Any) -> Any:

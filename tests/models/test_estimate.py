@@ -29,6 +29,7 @@ from ..checkpoints.gguf_files import tiny, write_gguf
 from ..checkpoints.image_families import IMAGE_MAKERS
 from .media import SPEECH
 from .test_budget import BASE, SMOL
+from .test_gguf import MIXED, MODELS
 from .test_stored_int8 import compressed
 from .towers import TOWERS
 
@@ -191,6 +192,14 @@ def test_blocks_of_a_gguf_file_count_as_they_are_held_and_none_is_decoded(tmp_pa
     assert {one.name for one in decoded if one.kind != "F32" and prod(one.shape) > SAMPLE} == {
         f"blk.{layer}.ffn_down.weight" for layer in range(2)
     }
+
+
+def test_a_decoder_whose_positions_the_library_does_not_compute_counts_as_torch_holds_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    architecture, config, model, changes, more = MODELS["phi3"]
+    file = write_gguf(tmp_path / "m.gguf", architecture, tiny(config, model, **changes), kinds=MIXED, more=more)
+    thought, found = estimate(file, EngineConfig(device="cpu")), held(file, EngineConfig(device="cpu"))
+    assert found["weights"] - 10_000 <= thought.by_owner["weights"] - ODDS <= found["weights"] * 1.06
 
 
 @given(
