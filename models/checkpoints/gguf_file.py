@@ -1,20 +1,21 @@
 """Reads the header of a GGUF file (llama.cpp, Ollama, LM Studio): its settings, and where its tensors lie.
 
-The file is mapped, and only what is asked for is decoded. `gguf.GGUFReader` cannot be used for this: it makes several
-arrays for each text of a vocabulary, which takes seconds, and checks no number. Here each number is checked against the
-file's size before it is used. The package ``gguf`` knows the kinds of blocks.
+The file is read some bytes at a time, and only what is asked for is decoded. It is not mapped: a map of a file that
+becomes shorter meanwhile, as one that is downloaded again, would end the process. `gguf.GGUFReader` cannot be used for
+this: it maps the file, makes several arrays for each text of a vocabulary, which takes seconds, and checks no number.
+Here each number is checked against the file's size before it is used. The package ``gguf`` knows the kinds of blocks.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
 from attrs import define, field, frozen
 
@@ -33,6 +34,7 @@ _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _DIMENSIONS = 4  # of ggml
 _MOST_ALIGNED = 1 << 16
+_WINDOW = 1 << 20  # bytes that are read at a time
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -76,26 +78,45 @@ class GgufFile:
 
 @define(eq=False)
 class _Header:
-    """Takes values from a mapped file, one after the other. None is taken from behind its end."""
+    """Takes values from a file, one after the other. None is taken from behind its end. ``data`` has the bytes from
+    ``begin`` on."""
 
     path: Path
-    data: mmap
+    file: BinaryIO
+    size: int
     at: int = 0
+    data: bytes = b""
+    begin: int = 0
 
     def __enter__(self) -> _Header:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.data.close()
+        self.file.close()
 
     def broken(self, told: str) -> NoReturn:
         raise CheckpointError(f"{self.path} is a damaged GGUF file: {told}; download it again")
 
+    def place(self, count: int) -> int:
+        """Returns where ``data`` has the next ``count`` bytes, which are within the file."""
+        place = self.at - self.begin
+        if 0 <= place <= len(self.data) - count:
+            return place
+        try:
+            self.file.seek(self.at)
+            self.data, self.begin = self.file.read(max(count, _WINDOW)), self.at
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        if len(self.data) < count:
+            self.broken("it has become shorter")
+        return 0
+
     def values(self, form: str, count: int, what: str = "a list") -> tuple[Any, ...]:
         size = struct.calcsize(f"<{form}")
-        if count > (len(self.data) - self.at) // size:
+        if count > (self.size - self.at) // size:
             self.broken(f"it ends within {what}")
-        found = struct.unpack_from(f"<{count}{form}", self.data, self.at)
+        place = self.place(count * size)
+        found = struct.unpack_from(f"<{count}{form}", self.data, place)
         self.at += count * size
         return found
 
@@ -104,11 +125,12 @@ class _Header:
 
     def text(self, what: str) -> str:
         length = self.number("Q", what)
-        if length > len(self.data) - self.at:
+        if length > self.size - self.at:
             self.broken(f"{what} has {length} bytes, more than the file")
+        place = self.place(length)
         self.at += length
         try:
-            return self.data[self.at - length : self.at].decode()
+            return self.data[place : place + length].decode()
         except UnicodeDecodeError as error:
             self.broken(f"{what} is no text ({error})")
 
@@ -128,7 +150,7 @@ class _Header:
             return self._skipped(count, name)
         found = Listed(self.at, self._format(kind, name), count)
         size = struct.calcsize(f"<{found.format}")
-        if count > (len(self.data) - self.at) // size:
+        if count > (self.size - self.at) // size:
             self.broken(f"{name} has {count} values, more than the file")
         self.at += count * size
         return found
@@ -140,25 +162,24 @@ class _Header:
 
     def _skipped(self, count: int, name: str) -> Listed:
         """Passes over texts. A vocabulary has hundreds of thousands, so they are not decoded."""
-        data, at, size = self.data, self.at, len(self.data)
-        take = struct.Struct("<Q").unpack_from
-        if count > (size - at) // 8:
+        begin, take = self.at, struct.Struct("<Q").unpack_from
+        if count > (self.size - begin) // 8:
             self.broken(f"{name} has {count} texts, more than the file")
         for _ in range(count):
-            if at > size - 8:
+            if self.at > self.size - 8:
                 self.broken(f"it ends within {name}")
-            at += 8 + take(data, at)[0]
-        if at > size:
+            place = self.place(8)
+            self.at += 8 + take(self.data, place)[0]
+        if self.at > self.size:
             self.broken(f"it ends within {name}")
-        begin, self.at = self.at, at
         return Listed(begin, "", count)
 
 
 def _opened(path: Path) -> _Header:
     try:
-        with path.open("rb") as file:
-            return _Header(path, mmap(file.fileno(), 0, access=ACCESS_READ))
-    except (OSError, ValueError) as error:  # ValueError: it is empty
+        file = path.open("rb")
+        return _Header(path, file, os.fstat(file.fileno()).st_size)
+    except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; download it again") from error
 
 
@@ -170,16 +191,16 @@ def read_gguf(path: Path) -> GgufFile:
         UnsupportedModel: its version, byte order, or the kind of a tensor is not supported.
     """
     with _opened(path) as header:
-        if header.data[:4] != MAGIC:
-            header.broken(f"it begins with {header.data[:4]!r}, not with {MAGIC!r}")
-        header.at = 4
+        magic = bytes(header.values("B", 4, "its magic number"))
+        if magic != MAGIC:
+            header.broken(f"it begins with {magic!r}, not with {MAGIC!r}")
         version = header.number("I", "its version")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
             told = "was written for big-endian machines" if swapped else f"is of version {version} of GGUF"
             raise UnsupportedModel(f"{path} {told}; allowed: versions 2 and 3, little-endian. Convert the model again")
         tensors, count = header.number("Q", "its counts"), header.number("Q", "its counts")
-        if 24 * tensors + 13 * count > len(header.data):  # the least bytes of each
+        if 24 * tensors + 13 * count > header.size:  # the least bytes of each
             header.broken(
                 f"it says that it has {count} settings and {tensors} tensors, more than the file has room for"
             )
@@ -214,9 +235,9 @@ def _tensors(header: _Header, count: int, alignment: Any) -> dict[str, Placed]:
         if not all(shape) or shape[-1] % values:
             header.broken(f"tensor {name} of {kind} has the shape {shape}; rows of {kind} are whole blocks of {values}")
         length = prod(shape) // values * size
-        if offset % alignment or start + offset + length > len(header.data):
+        if offset % alignment or start + offset + length > header.size:
             header.broken(
-                f"tensor {name} has {length} bytes at {offset}; the file has {max(0, len(header.data) - start)} for "
+                f"tensor {name} has {length} bytes at {offset}; the file has {max(0, header.size - start)} for "
                 f"tensors, which begin at multiples of {alignment}"
             )
         found[name] = Placed(header.path, start + offset, kind, shape)

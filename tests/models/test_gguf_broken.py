@@ -3,6 +3,7 @@ is allocated by a number that the file cannot hold."""
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import struct
@@ -16,7 +17,7 @@ import torch
 from attrs import evolve
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
-from triolet.models.checkpoints.gguf_file import read_gguf, read_split
+from triolet.models.checkpoints.gguf_file import _Header, read_gguf, read_split
 from triolet.models.checkpoints.gguf_folder import settings_folder
 from triolet.models.checkpoints.gguf_models import read_gguf_config
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
@@ -53,7 +54,7 @@ def written(
 
 ARCHITECTURE = setting("general.architecture", 8, text("llama"))
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "cannot be read: cannot mmap an empty file"),
+    "empty": (b"", "it ends within its magic number"),
     "short": (b"GGUF\3", "it ends within its version"),
     "magic": (written(magic=b"GGML"), "begins with b'GGML', not with b'GGUF'"),
     "version": (written(version=1), "is of version 1 of GGUF; allowed: versions 2 and 3"),
@@ -199,6 +200,29 @@ def test_a_file_that_becomes_shorter_is_told(whole, tmp_path):
     with pytest.raises(CheckpointError, match="the file ends within it"):
         last.read(torch.float32)
     assert read_gguf  # the header alone is still whole
+
+
+def test_a_file_that_becomes_shorter_while_its_header_is_read_is_told(whole, tmp_path, monkeypatch):
+    """As a file that is copied again. A map of it would end the process."""
+    path = tmp_path / "m.gguf"
+    monkeypatch.setattr("triolet.models.checkpoints.gguf_file._WINDOW", 64)
+    path.write_bytes(whole)
+    file, settings = read_gguf(path), dict[str, Any]()
+    path.write_bytes(whole[:600])
+    with pytest.raises(CheckpointError, match="it ends within text"):
+        file.listed("tokenizer.ggml.tokens")
+    path.write_bytes(whole)
+    value = _Header.value
+
+    def cut(header: Any, name: str) -> Any:
+        settings[name] = value(header, name)
+        if len(settings) == 3:
+            os.truncate(path, 100)
+        return settings[name]
+
+    monkeypatch.setattr(_Header, "value", cut)
+    with pytest.raises(CheckpointError, match="it has become shorter"):
+        read_gguf(path)
 
 
 def changed(whole: bytes, name: str, value: bytes) -> bytes:
