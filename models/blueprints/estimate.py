@@ -230,10 +230,10 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
 def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
     """The bytes of the rows of one call between any two operations and, for each thread, of the rows of one matrix
     product."""
-    threads = blueprint.config.threads or torch.get_num_threads()
+    threads, width = blueprint.config.threads or torch.get_num_threads(), blueprint.decoder.hidden
     if not may_be_native(blueprint):
         found = _clip_bytes(blueprint, stored, threads) if _hears(blueprint) else 0
-        width, rows = blueprint.decoder.hidden, AHEAD * blueprint.chosen.pages
+        rows = AHEAD * blueprint.chosen.pages
         read = any(_is_of_transducer(blueprint, name) for name in stored)
         return found + read * (4 * width * (7 * rows + threads * 64) + _ROOM)
     shape, found = blueprint.checkpoint.shape, 0
@@ -256,17 +256,16 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
     if isinstance(blueprint, TextBlueprint):
         if blueprint.decoder.recurrent:
             between, largest = _recurrent_widths(stored, blueprint.decoder.layers)
-        between += 3 * blueprint.decoder.hidden  # sums, last states, and what else is not the output of a matrix
-        between += _of_experts(blueprint.checkpoint.config.get_text_config())
-        between += blueprint.deeper * blueprint.decoder.hidden + 1
+        attended = (one.shape[-1] for name, one in stored.items() if name.endswith("o_proj.weight"))
+        between += 2 * width + max([width, *attended])  # sums, last states, and what attention finds
+        between += _of_experts(blueprint.checkpoint.config.get_text_config()) + blueprint.deeper * width + 1
         between += 2 * sum(one.shape[-1] for name, one in stored.items() if name.endswith(_BY_LAYER))
-        turns += 4 * blueprint.decoder.hidden * any(map(_is_table, stored))
+        turns += 4 * width * any(map(_is_table, stored))
     positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling
     if _hears(blueprint):
         found += _clip_bytes(blueprint, stored, threads)
     if isinstance(blueprint, CrossedBlueprint):  # the contents of slots
-        width = blueprint.decoder.hidden
         found += 4 * (NATIVE_ROWS * width + threads * 64 * width) + _ROOM
     rows = blueprint.native_rows if isinstance(blueprint, TextBlueprint) else NATIVE_ROWS
     found += 4 * (rows * (between + largest) + threads * own)
