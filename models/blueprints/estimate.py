@@ -91,7 +91,7 @@ _SCALES = "gemma"  # in model types whose token embeddings scale and are not qua
 
 @frozen
 class StoredShape:
-    """The shape and dtype of a tensor in a checkpoint's file, and the kind of its blocks, if these stay packed."""
+    """The shape and dtype of a tensor in a checkpoint's file, and the kind of its blocks, if these may stay packed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -173,7 +173,8 @@ def _stored(folder: Path) -> dict[str, StoredShape]:
 
 
 def _shape_of(name: str, stored: Any) -> StoredShape:
-    kind = None if ".experts." in name else getattr(stored, "block_kind", None)  # experts are decoded
+    shared = ".experts." in name and stored.shape[0] % PANEL > 0  # a panel would have outputs of two experts
+    kind = None if shared else getattr(stored, "block_kind", None)
     return StoredShape(stored.shape, getattr(stored, "narrowest", stored.dtype), kind)
 
 
