@@ -194,10 +194,13 @@ def test_blocks_of_a_gguf_file_count_as_they_are_held_and_none_is_decoded(tmp_pa
     }
 
 
-def test_a_decoder_whose_positions_the_library_does_not_compute_counts_as_torch_holds_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["phi3", "qwen3moe"])
+def test_a_file_of_blocks_counts_decoded_if_torch_computes_it_and_so_do_no_experts(tmp_path, monkeypatch, name):
+    """The library does not compute the positions of the first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    architecture, config, model, changes, more = MODELS["phi3"]
-    file = write_gguf(tmp_path / "m.gguf", architecture, tiny(config, model, **changes), kinds=MIXED, more=more)
+    architecture, config, model, changes, more = MODELS[name]
+    made, kinds = tiny(config, model, **changes), {**MIXED, "ffn_up_exps": MIXED["ffn_gate_exps"]}
+    file = write_gguf(tmp_path / "m.gguf", architecture, made, kinds=kinds, more=more)
     thought, found = estimate(file, EngineConfig(device="cpu")), held(file, EngineConfig(device="cpu"))
     assert found["weights"] - 10_000 <= thought.by_owner["weights"] - ODDS <= found["weights"] * 1.06
 
