@@ -107,9 +107,7 @@ def answers_of(experts: Any, dtype: torch.dtype) -> list[Tensor]:
     with torch.no_grad():
         each = torch.arange(count)[:, None]
         found = list(unwrap(type(experts).forward)(experts, rows, each, rows.new_ones(count, 1)).float())
-    for (
-        one
-    ) in unread:  # an `UnreadTensor` keeps what is computed with, and a matrix that was kept may have been changed
+    for one in unread:  # they keep what is computed with, and what is kept, and may have been changed, has no blocks
         one.kept.clear()
     return found
 
