@@ -21,6 +21,7 @@ from ...core.request import Pooling
 from ..checkpoints.files import file_stamps, find_weights
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
+from ..checkpoints.quantized import quantization_of, unknown_quantization
 from ..checkpoints.settings import FileSettings
 from ..checkpoints.turns import TURNS
 from .crossed_family import crossed_model_types
@@ -84,8 +85,13 @@ class TextCheckpoint(ModuleCheckpoint):
 
     @property
     def quantized(self) -> bool:
-        """True if another library quantized the weights, to int8 or to another format."""
-        return quantized_by(self.config) is not None
+        """True if another library quantized the weights."""
+        return quantization_of(self.config) is not None
+
+    @property
+    def by_library(self) -> bool:
+        """True if the library that quantized the weights reads them."""
+        return (quantization_of(self.config) or {}).get("quant_method") == "torchao"
 
 
 def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
@@ -139,9 +145,6 @@ def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
         stamps=stamps,
     )
 
-
-QUANTIZED_BY = ("compressed-tensors", "torchao")
-"""The libraries that transformers uses to read int8 weights."""
 
 _ALIGN = "ForTokenClassification"
 _OTHERS = ("ForSequenceClassification", "Model", "ForMaskedLM", "ForPreTraining")
@@ -242,8 +245,9 @@ def _reason(config: Any, text: Any, family: Family | None) -> str | None:
         return f"is an encoder-decoder that is not supported (supported: whisper, {', '.join(known)})"
     if config.model_type.endswith("_assistant"):
         return "proposes tokens for another model, whose keys and values it reads: give it as draft_head of that model"
-    if (quantized := quantized_by(config)) not in {None, *QUANTIZED_BY}:
-        return f"has weights quantized by {quantized} (supported: int8 of {' or '.join(QUANTIZED_BY)})"
+    quantized = quantization_of(config)
+    if quantized is not None and (unknown := unknown_quantization(quantized)):
+        return f"has weights quantized {unknown}"
     if quantized is not None and family is not None:
         return "reads images or audio and has quantized weights"
     if layers and _is_causal(text):
@@ -275,15 +279,6 @@ def _unread(config: Any, architecture: str, family: Family | None) -> str | None
         f"reads {' and '.join(sorted(others))}, whose encoder would need a family of its own (supported: "
         f"{', '.join(family_media())})"
     )
-
-
-def quantized_by(config: Any) -> str | None:
-    """The library that quantized the checkpoint's weights; ``None``: the weights are not quantized."""
-    told = getattr(config, "quantization_config", None)
-    if told is None:
-        return None
-    method = told.get("quant_method") if isinstance(told, Mapping) else getattr(told, "quant_method", None)
-    return str(getattr(method, "value", method))
 
 
 def _ropes(text: Any) -> list[Mapping[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 from attrs import define, evolve, field
 from torch import Tensor, nn
 
-from ...core.errors import UnsupportedModel
+from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
 from ..architectures.text_checkpoint import TextCheckpoint
@@ -198,12 +198,13 @@ def _opened(open_native: Callable[[Any], Runner], network: ComparedNetwork) -> I
 @contextmanager
 def refused(refusal: Callable[[str], UnsupportedModel], module: nn.Module, by: str) -> Iterator[None]:
     """Turns the errors of a ``module`` into a ``refusal`` that names the class of the layer, and says ``by`` what it is
-    computed. The error itself is the refusal's cause. Errors of memory or of the device pass unchanged. Transformers
-    does not advise other packages meanwhile: its own functions of recurrent layers are for the comparison alone."""
+    computed. The error itself is the refusal's cause. Errors of files, memory or the device pass unchanged.
+    Transformers does not advise other packages meanwhile: its own functions of recurrent layers are for the comparison
+    alone."""
     with TURNS.quiet():
         try:
             yield
-        except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
+        except (CheckpointError, UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except Exception as error:  # modules raise many kinds: wrapped, not hidden
             if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for this error

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ...core.config import EngineConfig
 from ...core.plan import DeviceMemory
 from ..checkpoints.draft_weights import PREFIX
-from ..checkpoints.files import find_weights
-from ..checkpoints.weights import open_weights
+from ..checkpoints.quantized import quantization_of
+from ..checkpoints.shapes import StoredShape, shapes_of
 from ..checkpoints.whisper_checkpoint import WhisperShape
 from ..memory.budget import Available
 from ..memory.encoder_states import MOST_STATES
@@ -89,15 +89,6 @@ _COUNTERS = 2 * 66 * 64  # bytes of an operation's two phases, see native/team.h
 _SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
 
 
-@frozen
-class StoredShape:
-    """The shape and dtype of a tensor in a checkpoint's file, and the kind of its blocks, if these may stay packed."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    kind: str | None = None
-
-
 def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
     """Returns the most bytes, by owner, that an engine for the checkpoint ``model`` will hold. Downloads the checkpoint
     if there is no local copy; reads no weight.
@@ -162,20 +153,11 @@ def encodes(blueprint: AnyBlueprint) -> bool:
 def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
     """Returns the shape and dtype of each tensor in the checkpoint's files that may be read, by name."""
     left_out = getattr(getattr(blueprint.checkpoint, "family", None), "left_out", "")
-    found = _stored(blueprint.checkpoint.folder)
+    told = quantization_of(getattr(blueprint.checkpoint, "config", None))
+    found = shapes_of(blueprint.checkpoint.folder, told)
     drafts = isinstance(blueprint, TextBlueprint) and blueprint.wants_drafts and may_be_native(blueprint)
     unread = tuple(one for one in (left_out, "" if drafts else PREFIX) if one)
     return {name: one for name, one in found.items() if not name.startswith(unread)}
-
-
-def _stored(folder: Path) -> dict[str, StoredShape]:
-    return {name: _shape_of(name, one) for path in find_weights(folder) for name, one in open_weights(path).items()}
-
-
-def _shape_of(name: str, stored: Any) -> StoredShape:
-    shared = ".experts." in name and stored.shape[0] % PANEL > 0  # a panel would have outputs of two experts
-    kind = None if shared else getattr(stored, "block_kind", None)
-    return StoredShape(stored.shape, getattr(stored, "narrowest", stored.dtype), kind)
 
 
 def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
@@ -188,7 +170,7 @@ def _assistant_bytes(blueprint: AnyBlueprint) -> tuple[int, int]:
     for it."""
     if not isinstance(blueprint, TextBlueprint) or blueprint.assistant is None:
         return 0, 0
-    stored = _stored(blueprint.assistant.folder)
+    stored = shapes_of(blueprint.assistant.folder)
     config, text = blueprint.assistant.config(), blueprint.assistant.config().get_text_config()
     parts = config.num_centroids if config.use_ordered_embeddings else 0
     uneven = parts > 0 and text.vocab_size // parts % PANEL > 0
@@ -411,11 +393,6 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
         return _packed_bytes(blueprint, name, stored)
     if native and (len(stored.shape) == 1 or name.endswith("_proj_bias")):  # perhaps a bias: float32
         return 4 * count
-    if name.endswith(".weight_packed"):  # by compressed-tensors, four values in a number
-        unpacked = ".experts." in name and not (computed and blueprint.config.quantization is not None)
-        if unpacked or not computed:  # transformers unpacks experts
-            return 4 * count * (width if unpacked else 1)
-        return _int8_bytes(stored.shape[0], 4 * stored.shape[1], 2 if ".experts." in name else 4)
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
     if blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored):
@@ -457,7 +434,7 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     if _hears(blueprint) and name.endswith(_FAR):
         return 4 * outputs * -(-(2 * blueprint.decoder.embeddings + 1) // PANEL) * PANEL
     if stored.kind is not None:
-        return Section(stored.kind, panels).bytes_for(inputs)
+        return Section(stored.kind, panels).bytes_for(inputs) + 4 * inputs
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
         return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs, 4 if stored.dtype == torch.int8 else 2)

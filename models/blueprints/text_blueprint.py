@@ -72,16 +72,17 @@ class TextBlueprint(ModuleBlueprint):
             module = checkpoint.family.load(folder, self.dtype)
             self._read_drafts(module)
             return module
-        quantized, lazily = checkpoint.quantized, self.not_native() is None
-        module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", quantized=quantized, lazily=lazily)
-        others = adopt_quantized(module, self.dtype) if quantized else []
+        by_library, lazily = checkpoint.by_library, self.not_native() is None
+        read: dict[str, Any] = {"quantized": by_library, "lazily": lazily}
+        module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", **read)
+        others = adopt_quantized(module, self.dtype) if checkpoint.quantized else []
         if others:
             raise UnsupportedModel(
                 f"{folder} has layers with another quantization ({', '.join(others[:3])}); allowed: int8, symmetric, "
                 "with one scale for each output"
             )
         module = text_alone(module)
-        if not quantized or self.assistant is not None:
+        if not checkpoint.quantized or self.assistant is not None:
             self._read_drafts(module)
         return module
 

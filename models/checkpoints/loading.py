@@ -20,6 +20,7 @@ from .files import find_weights, is_mapped
 from .gguf_folder import NOTE
 from .gguf_tensors import noted_tensors
 from .parts import cut_off, leaving_out
+from .quantized import READ, quantization_of, quantized_tensors
 from .settings import FileSettings
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
@@ -47,7 +48,8 @@ def load_module(
 
     Args:
         spare: the name of an unused part, whose weights may be missing.
-        quantized: another library quantized the weights, and transformers uses this library to read them.
+        quantized: another library quantized the weights, and transformers uses this library to read them. Otherwise
+            quantized matrices are `QuantizedTensor`, which are read when they are needed.
         left_out: the name of a part to leave out of the model; its weights are not read.
         lazily: matrices in safetensors are `UnreadTensor`, which are read when they are needed.
 
@@ -85,8 +87,11 @@ def _load_private(
         config = load_part("AutoConfig", folder)
         made = getattr(transformers, _base_class(config) if loader == "AutoModel" else loader)
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
-    if stored is not None:
-        weights = _stored_weights(folder, stored)
+    written = quantization_of(config)
+    if stored is not None or (written is not None and written["quant_method"] in READ):
+        weights = stored_weights(folder, stored or StoredTensor, written)
+        if written is not None:
+            del config.quantization_config
         source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
     own: Any = leaving_out(private(made), left_out) if left_out else private(made)
     own.made_by.discard(threading.get_ident())
@@ -99,12 +104,23 @@ def _load_private(
     return module, told
 
 
-def _stored_weights(folder: Path, made: type[StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns all weights of a checkpoint by name, as objects of the class ``made``, or as those of a GGUF file."""
+def stored_weights(
+    folder: Path, made: type[StoredTensor], told: Mapping[str, Any] | None
+) -> Mapping[str, StoredTensor]:
+    """Returns all weights of a checkpoint by name, as objects of the class ``made``, or as those of a GGUF file.
+    Matrices that are quantized as config.json has ``told`` are `QuantizedTensor`.
+
+    Raises:
+        CheckpointError: the files are damaged, or lack a part of a quantized matrix.
+        UnsupportedModel: quantized weights are in pickles.
+    """
+    if told is not None and is_mapped(folder):
+        raise UnsupportedModel(f"{folder} has quantized weights in pickles; allowed: safetensors. Convert it")
     files = find_weights(folder)
     if files[0].name == NOTE:
-        return dict(noted_tensors(files[0], lazily=made is UnreadSlice))
-    return {name: one for path in files for name, one in stored_tensors(path, made).items()}
+        return noted_tensors(files[0], lazily=made is UnreadSlice)
+    weights = {name: one for path in files for name, one in stored_tensors(path, made).items()}
+    return weights if told is None else quantized_tensors(weights, told)
 
 
 def _base_class(config: Any) -> str:

@@ -113,6 +113,11 @@ class StoredTensor:
         """Returns the blocks of some rows, as uint8, if the tensor has a `block_kind`."""
         raise NotImplementedError(f"{self.name} rows {start} to {stop}: plain numbers are not blocks")
 
+    @property
+    def input_order(self) -> Tensor | None:
+        """The input that each input of the blocks is, int32; ``None``: the same one."""
+        return None
+
     def part(self, index: int) -> Self:
         """Returns the values at ``index`` of the first dimension."""
         return self.cut(index * prod(self.shape[1:]), self.shape[1:])

@@ -57,7 +57,13 @@ class _Joined:
         row."""
         kinds = {(tensor.block_kind, tensor.shape[1:]) for tensor in self.tensors}
         by_row = self.dim == 0 and (self.join is torch.cat or self.tensors[0].dim() > 1)
-        return self.tensors[0].block_kind if by_row and len(kinds) == 1 else None
+        ordered = len(self.tensors) > 1 and any(tensor.input_order is not None for tensor in self.tensors)
+        return self.tensors[0].block_kind if by_row and len(kinds) == 1 and not ordered else None
+
+    @property
+    def input_order(self) -> Tensor | None:
+        """The order of the inputs, as `StoredTensor.input_order`."""
+        return self.tensors[0].input_order
 
     def blocks(self, start: int, stop: int) -> Tensor:
         """Returns the blocks of some rows, as `GgufTensor.blocks` does."""
@@ -104,6 +110,11 @@ class UnreadTensor(Tensor):
         """The kind of blocks that the matrix is stored in, as the package ``gguf`` names it; ``None``: plain numbers,
         blocks of several kinds, or values that have been read and may have been changed."""
         return None if self.kept else self.source.block_kind
+
+    @property
+    def input_order(self) -> Tensor | None:
+        """The input that each input of the blocks is, int32; ``None``: the same one."""
+        return self.source.input_order
 
     def blocks_of(self, start: int, stop: int) -> Tensor:
         """Returns the blocks of the rows from ``start`` to ``stop``, as uint8 [rows, bytes of a row], if there is a

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checkpoints.quantized import QuantizedTensor
 from .modules import QuantizedLinear
 
 _PLAIN = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -21,51 +22,40 @@ def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
         dtype: the dtype of the computation.
 
     Returns:
-        The names of the layers that are quantized in another way. They are not replaced.
+        The names of the layers that torchao quantized in another way. They are not replaced.
     """
     others = list[str]()
     places = [(name, parent, own) for name, parent in module.named_modules() for own, _ in parent.named_children()]
     for name, parent, own in places:  # the list holds no layers, so a replaced layer is freed at once
         child = getattr(parent, own)
         weight: Any = getattr(child, "weight", None)
-        plain = type(weight) in {Tensor, nn.Parameter} and weight.dtype in _PLAIN
-        if not isinstance(child, nn.Linear | nn.Embedding) or plain:
+        source: Any = getattr(weight, "source", None)
+        if isinstance(source, QuantizedTensor) and source.in_int8 and type(child) is nn.Linear:
+            found: tuple[Tensor, Tensor] | None = source.int8()
+        elif not isinstance(child, nn.Linear | nn.Embedding) or _is_plain(weight):
             continue
-        found = _adopted(child, dtype) if isinstance(child, nn.Linear) else None
+        else:
+            found = _of_torchao(child) if isinstance(child, nn.Linear) else None
         if found is None:
             others.append(f"{name}.{own}".removeprefix("."))
-        else:
-            setattr(parent, own, found)
-    hook = getattr(module, "ct_decompress_hook", None)
-    if hook is not None:  # a hook of compressed-tensors, which has nothing left to decompress
-        hook.remove()
+            continue
+        bias = None if child.bias is None else child.bias.detach().to(dtype, copy=True)
+        setattr(parent, own, QuantizedLinear(found[0], found[1].to(dtype, copy=True), bias))
     return others
 
 
-def _adopted(linear: Any, dtype: torch.dtype) -> QuantizedLinear | None:
-    """Returns the replacement for ``linear``; ``None``: the layer is quantized in another way."""
-    weight: Any = getattr(linear, "weight", None)
-    if hasattr(weight, "qdata"):  # from torchao
-        if getattr(weight, "act_pre_scale", None) is not None:
-            return None
-        values, scales, zeros = weight.qdata, weight.scale, getattr(weight, "zero_point", None)
-    else:  # from compressed-tensors
-        values = _unpacked(linear) if weight is None else weight
-        scales, zeros = getattr(linear, "weight_scale", None), getattr(linear, "weight_zero_point", None)
-    rows = linear.out_features
-    if values is None or values.dtype != torch.int8 or tuple(values.shape) != (rows, linear.in_features):
-        return None
-    if scales is None or tuple(scales.shape) not in {(rows,), (rows, 1)} or (zeros is not None and bool(zeros.any())):
-        return None
-    bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
-    return QuantizedLinear(values.detach().clone(), scales.detach().flatten().to(dtype, copy=True), bias)
+def _is_plain(weight: Any) -> bool:
+    return not hasattr(weight, "qdata") and getattr(weight, "dtype", None) in _PLAIN
 
 
-def _unpacked(linear: Any) -> Tensor | None:
-    """Unpacks the int8 values of compressed-tensors. One integer holds four values of a row, the first in its lowest
-    byte, with 128 added to each. ``None``: the layer is packed in another way."""
-    packed: Tensor | None = getattr(linear, "weight_packed", None)
-    columns = linear.in_features
-    if packed is None or packed.dtype != torch.int32 or packed.shape[1] != -(-columns // 4):
+def _of_torchao(linear: Any) -> tuple[Tensor, Tensor] | None:
+    """Returns values and scales; ``None``: the layer is quantized in another way."""
+    weight, rows = linear.weight, linear.out_features
+    if getattr(weight, "qdata", None) is None or getattr(weight, "act_pre_scale", None) is not None:
         return None
-    return (packed.detach().contiguous().view(torch.uint8)[:, :columns] ^ 128).view(torch.int8)
+    values, scales, zeros = weight.qdata, weight.scale, getattr(weight, "zero_point", None)
+    if values.dtype != torch.int8 or tuple(values.shape) != (rows, linear.in_features):
+        return None
+    if tuple(scales.shape) not in {(rows,), (rows, 1)} or (zeros is not None and bool(zeros.any())):
+        return None
+    return values.detach().clone(), scales.detach().flatten()

@@ -66,7 +66,7 @@ def _in_blocks(weights: Any, bias: Tensor | None, *, planes: int) -> Panels | No
     if weights.shape[1] % PANEL or not hasattr(weights, "unread_part"):
         return None
     parts = [weights.unread_part(index) for index in range(len(weights))]
-    if any(part is None for part in parts):
+    if any(part is None or part.input_order is not None for part in parts):  # an order would be each expert's own
         return None
     return Panels.of_blocks(parts, None if bias is None else bias.detach().flatten(), planes=planes)
 

@@ -1,0 +1,50 @@
+"""The shapes of the tensors in a checkpoint's files, for estimates. No weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from .files import find_weights
+from .loading import stored_weights
+from .quantized import READ, QuantizedTensor
+from .stored import StoredTensor
+from .weights import open_weights
+
+_PANEL = 32  # outputs that the native library packs together
+
+
+@frozen
+class StoredShape:
+    """The shape and dtype of a tensor, and the kind of the blocks in which it is held."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kind: str | None = None
+
+
+def shapes_of(folder: Path, told: Mapping[str, Any] | None = None) -> dict[str, StoredShape]:
+    """Returns the shape of each tensor in the files of ``folder``, by name.
+
+    Args:
+        told: the quantization that config.json names.
+    """
+    if told is not None and told["quant_method"] in READ:
+        return {name: _shape_of(name, one) for name, one in stored_weights(folder, StoredTensor, told).items()}
+    return {name: _shape_of(name, one) for path in find_weights(folder) for name, one in open_weights(path).items()}
+
+
+def _shape_of(name: str, stored: Any) -> StoredShape:
+    """The shape of a tensor as it is held. Some experts are decoded: those of which two would share a panel, and those
+    whose inputs have an order."""
+    kind = getattr(stored, "block_kind", None)
+    ordered = getattr(stored, "input_order", None) is not None
+    if ".experts." in name and (ordered or stored.shape[0] % _PANEL):
+        kind = None
+    if isinstance(stored, QuantizedTensor):
+        return StoredShape(stored.shape, torch.int8 if stored.in_int8 else stored.dtype, kind)
+    return StoredShape(stored.shape, getattr(stored, "narrowest", stored.dtype), kind)
