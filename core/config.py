@@ -14,7 +14,7 @@ from .events import Event
 from .model import Kind
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "int4")
 _MUCH = 2**31 - 1
 _BYTES = 2**50
 ELSEWHERE = {
@@ -183,7 +183,10 @@ class EngineConfig:
             scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32
             with the native library; without it, bfloat16 if the CPU has instructions for that. ``None``: the weights
-            stay as they are in the checkpoint. Those that are in int8 there stay so in either case.
+            stay as they are in the checkpoint. Those that are quantized there stay so in each case. ``"int4"``: the
+            linear layers of text models have 4 bits in groups of 32, with a scale and a least value for each group;
+            the values of attention, the token embedding and the head are in int8. Only what the native library
+            computes.
         graphs: record and replay the steps in which all sequences of a decoder-only model decode. This saves most of a
             small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot record the model's
             operations (then the engine warns and goes on without graphs); no graphs on the CPU. ``"off"``: no graphs.

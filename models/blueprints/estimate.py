@@ -21,6 +21,7 @@ from ..checkpoints.draft_weights import PREFIX
 from ..checkpoints.quantized import quantization_of
 from ..checkpoints.shapes import StoredShape, shapes_of
 from ..checkpoints.whisper_checkpoint import WhisperShape
+from ..linear.rounded import kind_of
 from ..memory.budget import Available
 from ..memory.encoder_states import MOST_STATES
 from ..native.crossed_decoder import MODEL_TYPES as CROSSED_TYPES
@@ -42,6 +43,7 @@ from .text_blueprint import CHAINS, TextBlueprint
 from .whisper_blueprint import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
+_WORDS = ("embed", "wte.")  # in names of embeddings
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = (  # in the names of unquantized weights; the last is a table of codes and tokens
     *("visual", "vision", "audio", "projector", "connector", "encoder", "codec"),
@@ -436,6 +438,10 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     if stored.kind is not None:
         return Section(stored.kind, panels).bytes_for(inputs) + 4 * inputs
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
+    words = name.endswith(_HEADS) or any(part in name for part in _WORDS)
+    if blueprint.config.quantization == "int4" and quantized and not words and ".experts." not in name:
+        kind = kind_of(name.removesuffix(".weight"), stored.shape) or "Q8_0"
+        return Section(kind, panels).bytes_for(inputs)
     if quantized or stored.dtype == torch.int8:
         return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs, 4 if stored.dtype == torch.int8 else 2)
     if blueprint.dtype == torch.bfloat16:  # in pairs of inputs

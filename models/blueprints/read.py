@@ -99,6 +99,8 @@ def _check(blueprint: AnyBlueprint) -> None:
         "draft_head": (config.draft_head, "draft_head", ", which no draft head fits; allowed: Gemma 4"),
         "speculation": (speculation, "speculation", ", which reads frames; allowed: speculation='auto' or None"),
     }
+    if config.quantization == "int4" and not isinstance(blueprint, TextBlueprint):
+        raise InvalidRequest(f"quantization='int4' is given for {name}; allowed: 'int8' for models of speech, or None")
     for setting, (given, told, allowed) in refusals.items():
         if given is not None and setting not in takes:
             raise InvalidRequest(f"{told} is given for {name}{allowed}. Leave it out")

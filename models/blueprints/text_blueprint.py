@@ -20,6 +20,7 @@ from ..attention.graphs import GraphManager, find_recorder
 from ..checkpoints.draft_weights import read_draft_weights
 from ..checkpoints.loading import load_module, text_alone
 from ..linear.modules import quantize_modules
+from ..linear.rounded import round_matrices
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.kv import PagedKV
@@ -36,6 +37,7 @@ from ..networks.network import Network
 from .blueprint import NATIVE_ROWS, DraftParts, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder, refusal_of, refused
 
+_NOT_NATIVE = "is not computed by the native library; allowed: quantization='int8', or None"
 _TOGETHER = 1120
 """The most rows that see each other in one call of the native library."""
 
@@ -88,6 +90,10 @@ class TextBlueprint(ModuleBlueprint):
 
     def pack(self, module: nn.Module, decoder: CausalDecoder | TextEncoder | None) -> None:
         int8, tower = self.config.quantization is not None, self._tower(module)
+        if self.config.quantization == "int4":
+            if decoder is None:
+                raise InvalidRequest(f"quantization='int4', but {self.checkpoint.architecture} {_NOT_NATIVE}")
+            round_matrices(self._language(module))
         if not isinstance(tower, str):
             tower.pack(int8=int8)
         drafts = getattr(module, _DRAFT_HEAD, None)

@@ -50,7 +50,7 @@ class Listener:
         ({"while_asleep": "sleep"}, "'wait' or 'refuse'"),
         ({"dtype": np.float16}, "'bfloat16'"),
         ({"kv_dtype": "int8"}, "kv_dtype='int8'; allowed: 'auto', 'float32', 'float16' or 'bfloat16'"),
-        ({"quantization": "int4"}, "quantization='int4'; allowed: 'int8'; None: weights as they are"),
+        ({"quantization": "int3"}, "quantization='int3'; allowed: 'int8' or 'int4'; None: weights as they are"),
         ({"graphs": "on"}, "allowed: 'auto', 'off' or 'eager'"),
         ({"device": "gpu"}, r"device='gpu'; allowed: .auto., .cpu., .cuda. or .cuda:N."),
         ({"device": "cuda:one"}, "'cuda:N'"),
