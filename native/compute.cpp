@@ -72,17 +72,19 @@ inline void share(Engine& e, Phase& phase, int thread, uint32_t round, Work work
 inline bool is_gated(const Operation& o) { return o.ending == GATED || o.ending == GATED_BY; }
 
 // Outputs of `panel`, to where those of `first` begin in a row; `width` of them are left there. The panel of what gates
-// are multiplied with is `apart` from theirs.
-void finish_panel(const Operation& o, float* to, int width, int first, int panel, int apart, float* values, float* gated) {
+// are multiplied with is `apart` from theirs. `more`, if there is some, is added to all of them.
+void finish_panel(const Operation& o, float* to, int width, int first, int panel, int apart, float* values, float* gated, const float* more = nullptr) {
     const Matrix& m = *o.matrix;
     float* at = to + (panel - first) * PANEL;
     const int count = least(PANEL, width - (panel - first) * PANEL);
     for (int i = 0; i < PANEL; i += VL) {
         V v = load(values + i);
         if (m.bias) v += load(m.bias + panel * PANEL + i);
+        if (more) v += load(more + panel * PANEL + i);
         if (is_gated(o)) {
             V value = load(gated + i);
             if (m.bias) value += load(m.bias + (panel + apart) * PANEL + i);
+            if (more) value += load(more + (panel + apart) * PANEL + i);
             const float factor = o.soft_cap == 0.0f ? 1.0f : o.soft_cap;
             if (o.ending == GATED) v *= factor;
             else value *= factor;
@@ -104,8 +106,8 @@ void finish_panel(const Operation& o, float* to, int width, int first, int panel
 }
 
 inline bool is_prepared(const Operation& o) { return o.norm != NO_NORM || is_narrowed(o.matrix->format); }
-inline int pieces_of(const Operation& o) {  // of one expert
-    const int panels = o.kind == EXPERTS ? o.matrix->panels / o.kv_heads : o.matrix->panels;
+inline int pieces_of(const Operation& o) {  // of one expert or adapter
+    const int panels = o.kind == EXPERTS || o.kind == ADAPT ? o.matrix->panels / o.kv_heads : o.matrix->panels;
     return is_gated(o) ? panels / 2 : panels;
 }
 inline int own_rows(const Operation& o) { return is_narrowed(o.matrix->format) ? OWN_NARROWED : OWN_ROWS; }
@@ -163,10 +165,12 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
             prepared = true;
         }
         x += from * stride;
-        const Buffer& to = e.model.buffers[o.to];
+        const Buffer &to = e.model.buffers[o.to], &added = e.model.buffers[o.table];
         const int apart = is_gated(o) ? m.panels / 2 : 0;
         multiply_any(m, panel, count, apart, x, stride, rows, [&](int p, int row, float* values, float* gated) {
-            finish_panel(o, to.data + (int64_t)(from + row) * to.width, to.width, 0, p, apart, values, gated);
+            const bool more = o.delta && e.adapted.rows && e.adapted.asked[from + row] >= 0;
+            finish_panel(o, to.data + (int64_t)(from + row) * to.width, to.width, 0, p, apart, values, gated,
+                         more ? added.data + (int64_t)(from + row) * added.width : nullptr);
         }, [&](int p, int row) {
             const float* at = to.data + (int64_t)(from + row) * to.width + p * PANEL;
             for (int i = 0; i < PANEL; i += 64 / 4) __builtin_prefetch(at + i, 1, 3);
@@ -176,24 +180,9 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
 
 // ---------------------------------------------------------------- experts
 
-// Which rows ask for which expert, one expert after the other: those that nobody asks for have no group
-void group(Engine& e, const Operation& o) {
-    const int count = rows_of(e, o) * o.heads;
-    for (int i = 0; i < o.kv_heads; i++) e.starts[i] = 0;
-    for (int i = 0; i < count; i++) e.starts[e.asked[i]]++;
-    e.group_count = 0;
-    for (int i = 0, start = 0; i < o.kv_heads; i++) {
-        const int rows = e.starts[i];
-        if (rows) e.groups[e.group_count++] = {start, rows, i, 0};
-        e.starts[i] = start;
-        start += rows;
-    }
-    for (int i = 0; i < count; i++) e.order[e.starts[e.asked[i]]++] = i;
-}
-
-// What one expert reads of a row, to its place in the order
-void prepare_expert(const Engine& e, const Operation& o, int thread, int at) {
-    const int row = e.order[at] / o.heads, rank = e.order[at] % o.heads;
+// What one expert or adapter reads of a row, to its place in the order
+void prepare_expert(const Engine& e, const Operation& o, const Groups& groups, int thread, int at) {
+    const int row = groups.order[at] / o.heads, rank = groups.order[at] % o.heads;
     const size_t stride = prepared_bytes(*o.matrix);
     prepare_row(o, row_of(e, o, row) + (int64_t)rank * o.distance_count, e.own[thread], e.ready + at * stride);
 }
@@ -203,13 +192,13 @@ void experts(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t r
     const size_t stride = prepared_bytes(m);
     const int panels = pieces_of(o), apart = is_gated(o) ? panels : 0;
     share(e, phase, thread, round, [&](int piece, int count) {
-        for (int taken; count && piece / panels < e.group_count; piece += taken, count -= taken) {
-            const Block& one = e.groups[piece / panels];
+        for (int taken; count && piece / panels < e.experts.count; piece += taken, count -= taken) {
+            const Block& one = e.experts.parts[piece / panels];
             const int first = one.table * (panels + apart), panel = piece % panels;
             taken = least(count, panels - panel);
             multiply_any(m, first + panel, taken, apart, e.ready + one.row * stride, stride, one.rows,
                          [&](int p, int row, float* values, float* gated) {
-                const int at = e.order[one.row + row];
+                const int at = e.experts.order[one.row + row];
                 const Buffer& to = e.model.buffers[o.to];
                 float* own = to.data + (int64_t)(at / o.heads) * to.width + (int64_t)(at % o.heads) * o.size;
                 finish_panel(o, own, o.size, first, p, apart, values, gated);
@@ -217,6 +206,31 @@ void experts(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t r
         }
     });
 }
+
+// ---------------------------------------------------------------- adapters
+
+void adapt(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t round) {
+    const Matrix& m = *o.matrix;
+    const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
+    const int panels = pieces_of(o);
+    const size_t stride = o.places ? (size_t)from.width * 4 : prepared_bytes(m);
+    const uint8_t* inputs = o.places ? (const uint8_t*)from.data : e.ready;
+    share(e, phase, thread, round, [&](int piece, int count) {
+        for (int taken; count; piece += taken, count -= taken) {
+            const Block& one = e.adapted.parts[piece / panels];
+            const int first = one.table * panels, panel = piece % panels, place = o.places ? o.places[panel] : 0, most = least(count, panels - panel);
+            for (taken = 1; taken < most && (!o.places || o.places[panel + taken] == place);) taken++;
+            multiply_any(m, first + panel, taken, 0, inputs + one.row * stride + (size_t)place * 4, stride, one.rows,
+                         [&](int p, int row, float* values, float* gated) {
+                const int at = one.row + row;
+                float* own = to.data + (int64_t)(o.places ? e.adapted.order[at] : at) * to.width;
+                finish_panel(o, own, o.size, first, p, 0, values, gated);
+            });
+        }
+    });
+}
+
+// ---------------------------------------------------------------- sums and copies
 
 void mix(const Engine& e, const Operation& o, int row) {
     const Buffer &weights = e.model.buffers[o.table], &to = e.model.buffers[o.to];
@@ -255,6 +269,7 @@ Share share_of(const Engine& e, int phase) {
     if (o.kind == ROUTE) return {index % 2 ? 1 : rows, 1};
     if (index % 2 == 0 && o.kind == RECUR) return {rows, BLOCK};
     if (index % 2 == 0 && o.kind == EXPERTS) return {rows * o.heads, 2};
+    if (index % 2 == 0 && o.kind == ADAPT) return {o.places ? 0 : e.adapted.rows, 2};
     if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(e.owned), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
     if (o.kind == CONVOLVE) return {e.sequences.batch_count * panels_of(o.size ? o.size : e.model.buffers[o.from].width), rows > BLOCK ? 1 : 8};
@@ -265,7 +280,7 @@ Share share_of(const Engine& e, int phase) {
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
     if (o.kind == LOOKUP && (!e.step.tokens || (e.step.fed && !o.to))) return {0, 1};
     if (o.kind == KEEP) return {e.sequences.count, 1};
-    if (o.kind != LINEAR && o.kind != EXPERTS) return {rows, BLOCK};
+    if (o.kind != LINEAR && o.kind != EXPERTS && o.kind != ADAPT) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);
     const int some = most(2, (int)(65536 / bytes) & ~1);
@@ -273,6 +288,7 @@ Share share_of(const Engine& e, int phase) {
         const int groups = least(o.kv_heads, rows * o.heads);  // there may be fewer
         return {groups * pieces_of(o), rows * o.heads > groups * BLOCK ? 1 : some};
     }
+    if (o.kind == ADAPT) return {e.adapted.count * pieces_of(o), e.adapted.rows > e.adapted.count * BLOCK ? 1 : some};
     const int bands = (rows + BAND - 1) / BAND;  // one after the other
     return {bands * pieces_of(o), rows > BLOCK ? 1 : some};
 }
@@ -287,21 +303,22 @@ void run(Engine& e, int number, int thread, uint32_t round) {
     const Operation& o = e.model.operations[index / 2];
     if (o.kind == LINEAR && index % 2) return linear(e, o, phase, thread, round);
     if (o.kind == EXPERTS && index % 2) return experts(e, o, phase, thread, round);
+    if (o.kind == ADAPT && index % 2) return adapt(e, o, phase, thread, round);
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
     share(e, phase, thread, round, [&](int first, int count) {
         for (int at = first; at < first + count; at++) {
             if (o.kind == LINEAR) {
                 prepare_row(o, row_of(e, o, at), e.own[thread], e.ready + at * stride_of(e, o));
-            } else if (o.kind == EXPERTS) {
-                prepare_expert(e, o, thread, at);
+            } else if (o.kind == EXPERTS || o.kind == ADAPT) {
+                prepare_expert(e, o, o.kind == ADAPT ? e.adapted : e.experts, thread, at);
             } else if (o.kind == COPY) {
                 copy(e, o, at);
             } else if (o.kind == MIX) {
                 mix(e, o, at);
             } else if (o.kind == ROUTE && index % 2) {
-                group(e, o);
+                group(e.experts, rows_of(e, o) * o.heads, o.kv_heads);
             } else if (o.kind == ROUTE) {
-                route(from.data + (int64_t)at * from.width, o, to.data + (int64_t)at * to.width, e.asked + at * o.heads, (Chance*)e.own[thread]);
+                route(from.data + (int64_t)at * from.width, o, to.data + (int64_t)at * to.width, e.experts.asked + at * o.heads, (Chance*)e.own[thread]);
             } else if (o.kind == TURN) {
                 turn(e, o, at);
             } else if (o.kind == ATTEND) {

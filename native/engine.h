@@ -26,6 +26,10 @@ struct Chunk { int32_t row, rows, kept, start; float* state; const Operation* ch
 // chunks is, [most_rows + kept_rows]
 struct Chunks { Chunk* of; Block* batches; int32_t* owners; int32_t count, batch_count; };
 
+// Rows by what they ask for: their numbers, one kind after the other, and the parts of this order that ask for one kind,
+// which is `table`. Kinds that nobody asks for have no part
+struct Groups { int32_t *asked, *order, *starts; Block* parts; int32_t count, rows; };
+
 struct Engine {
     Model model;
     Step step;          // a copy, whose plan is in the room; what its draws read is the caller's
@@ -39,11 +43,9 @@ struct Engine {
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + value_size]
     float *keys, *values;  // of all states and rows, in panels: [heads][rows / 32][size][32] and [heads][size / 32][rows][32]
     int32_t* come;      // [BLOCK][kv_heads] spans that are done
-    int32_t* asked;     // [most_rows][most experts of a row] experts, of all rows
-    int32_t* order;     // of these, by expert and row
-    int32_t* starts;    // [experts] in this order
-    Block* groups;      // [experts] parts of this order that ask for one expert, which is `table`
-    int32_t group_count, most_spans, width;
+    Groups experts;     // of [most_rows][most experts of a row] that are asked for
+    Groups adapted;     // of the rows that have an adapter
+    int32_t most_spans, width;
     float* own[MOST_THREADS];  // each thread's: rows that it normalizes or quantizes, or what attention or a draw needs
 };
 
@@ -54,6 +56,7 @@ static inline size_t pairs_bytes(int inputs) { return ((size_t)pairs_of(inputs) 
 struct Chance { float value; int64_t expert; };
 void route(const float* logits, const Operation&, float* weights, int32_t* asked, Chance* all);
 void temper(const Operation&, float* numbers);
+void group(Groups&, int count, int kinds);  // what is below 0 asks for nothing
 
 // A row of inputs in int8, [groups][GROUP], its groups' scales, and the sums of their halves
 static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 12) + 63) / 64 * 64; }

@@ -59,6 +59,18 @@ static inline int64_t state_numbers(const Operation& o) {  // of `is_recurrent` 
     return (int64_t)o.heads * panels_of(o.size) * PANEL * o.distance_count;
 }
 
+static inline bool is_adapted(const Operation& o, int64_t from, int64_t to) {
+    if (!is_sound(o.matrix) || o.wanted || o.from == o.to || o.ending != STORE || o.heads != 1) return false;
+    if (!within(o.kv_heads, 1, MOST) || o.matrix->panels % o.kv_heads) return false;
+    const int64_t panels = o.matrix->panels / o.kv_heads, inputs = o.matrix->inputs;
+    if (!within(o.size, 1, least_of(panels * PANEL, to)) || inputs > from) return false;
+    if (!o.places) return o.distance_count == 0 && (o.norm == NO_NORM || (o.gain && inputs % 16 == 0));
+    if (o.distance_count != panels || o.norm != NO_NORM || o.matrix->format != FLOAT32) return false;  // nobody prepares these rows
+    for (int64_t p = 0; p < panels; p++)
+        if (!within(o.places[p], 0, from - inputs)) return false;
+    return true;
+}
+
 // Of recurrences, whose states `stated` checks, and of gates
 static inline bool is_recurrent(const Operation& o, const Model& m, int64_t from, int64_t to) {
     if (o.wanted || !within(o.table, 0, m.buffer_count - 1) || !within(o.heads, 1, MOST) || !within(o.size, 1, MOST)) return false;
@@ -93,9 +105,11 @@ static inline bool is_sound(const Operation& o, const Model& m) {
                stated((int64_t)o.window * o.size);
     if (o.kind == RECALL) return !m.kept && within(o.size, 1, to) && stated(o.size);
     if (o.kind == LSTM) return !m.kept && within(o.size, 1, to) && 4 * (int64_t)o.size <= from && stated(2 * (int64_t)o.size);
-    if (o.kind == LINEAR)
-        return is_sound(o.matrix) && o.matrix->inputs <= from &&
-               (o.norm == NO_NORM || normed(o.matrix->inputs));
+    if (o.kind == LINEAR) {
+        if (!is_sound(o.matrix) || o.matrix->inputs > from || (o.norm != NO_NORM && !normed(o.matrix->inputs))) return false;
+        return !o.delta || (!o.wanted && within(o.table, 0, m.buffer_count - 1) && (int64_t)o.matrix->panels * PANEL <= m.buffers[o.table].width);
+    }
+    if (o.kind == ADAPT) return is_adapted(o, from, to);
     if (is_of_experts(o) || o.kind == MIX) return is_routed(o, m, from, to);
     if (o.kind == COPY) {
         const auto inside = [&](int64_t first, int64_t apart, int64_t width) {
@@ -138,10 +152,12 @@ static inline bool is_sound(const Model& m) {
     if (!within(m.threads, 1, MOST_THREADS) || !within(m.kv_format, FLOAT32, BFLOAT16)) return false;
     for (int i = 0; i < m.buffer_count; i++)
         if (!within(m.buffers[i].width, 0, MOST)) return false;
-    const Operation* last = nullptr;
+    const Operation *last = nullptr, *adapted = nullptr;
     for (int i = 0; i < m.count; i++) {
         const Operation& o = m.operations[i];
         if (!is_sound(o, m)) return false;
+        if (o.kind == ADAPT && adapted && o.kv_heads != adapted->kv_heads) return false;
+        if (o.kind == ADAPT) adapted = &o;
         if (!is_of_experts(o)) continue;
         if (last && (o.heads != last->heads || o.kv_heads != last->kv_heads)) return false;
         if (o.kind == EXPERTS && o.wanted != (last ? last->wanted : 0)) return false;  // of the rows that chose

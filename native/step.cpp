@@ -51,12 +51,13 @@ void lay_out(Engine& e, Room& room) {
     const int table = m.pages ? (m.positions + m.page_size - 1) / m.page_size : 0;
     e.most_spans = (m.positions + SPAN - 1) / SPAN;
     e.width = 0;
-    size_t heads = 0, attended = 0, parts = 0, keys = 0, values = 0, scores = 0, asked = 0, experts = 0, ready = 0;
+    size_t heads = 0, attended = 0, parts = 0, keys = 0, values = 0, scores = 0, asked = 0, experts = 0, adapters = 0, ready = 0;
     const size_t owned = (size_t)m.most_rows + m.kept_rows;
     for (int i = 0; i < m.count; i++) {
         const Operation& o = m.operations[i];
-        if ((o.kind == LINEAR || o.kind == EXPERTS) && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
+        if ((o.kind == LINEAR || o.kind == EXPERTS || o.kind == ADAPT) && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
         if (is_of_experts(o)) asked = (size_t)m.most_rows * o.heads, experts = o.kv_heads;
+        if (o.kind == ADAPT) adapters = o.kv_heads;
         if (o.kind == EXPERTS) ready = std::max(ready, asked * ready_bytes(o.matrix->inputs));
         if (o.kind == ATTEND_ALL) {
             keys = std::max(keys, (size_t)o.heads * panels_of(owned) * o.size * PANEL);
@@ -83,10 +84,12 @@ void lay_out(Engine& e, Room& room) {
     e.tokens = room.take<int32_t>(m.most_rows);
     e.types = room.take<int32_t>(m.most_rows);
     e.seen = room.take<int32_t>(m.most_rows);
-    e.asked = room.take<int32_t>(asked);
-    e.order = room.take_zeroed<int32_t>(asked);
-    e.starts = room.take<int32_t>(experts);
-    e.groups = room.take<Block>(experts);
+    const auto groups = [&room](size_t most, size_t kinds) {
+        int32_t *all = room.take<int32_t>(most), *order = room.take_zeroed<int32_t>(most), *starts = room.take<int32_t>(kinds);
+        return Groups{all, order, starts, room.take<Block>(kinds), 0, 0};
+    };
+    e.experts = groups(asked, experts);
+    e.adapted = groups(adapters ? m.most_rows : 0, adapters);
     e.ready = room.take<uint8_t>(std::max(ready, m.most_rows * ready_bytes(e.width)));
     e.parts = room.take<float>(parts);
     const size_t narrowed = e.width + OWN_NARROWED * std::max(2 * quantized_bytes(e.width), pairs_bytes(e.width)) / 4 + 16;
@@ -174,6 +177,7 @@ Fault admit(Engine& e, const Step& plan) {
         s.part = HEAD;
         s.draws = nullptr;
         s.copy_count = 0;
+        e.adapted.count = e.adapted.rows = 0;
         return FINE;
     }
     if (plan.rows < 1 || plan.rows > m.most_rows || plan.chunk_count < 1 || plan.chunk_count > plan.rows) return BAD_ROWS;
@@ -197,6 +201,10 @@ Fault admit(Engine& e, const Step& plan) {
             if (plan.types && o.gain && !within(plan.types[row], 0, o.heads - 1)) return BAD_TOKEN;
         }
     }
+    const Operation* end = m.operations + m.count;
+    const Operation* adapt = std::find_if(m.operations, end, [](const Operation& o) { return o.kind == ADAPT; });
+    for (int row = 0; plan.adapters && row < plan.rows; row++)
+        if (!within(plan.adapters[row], -1, adapt == end ? -1 : adapt->kv_heads - 1)) return BAD_SLOT;
     if (!within(plan.copy_count, 0, m.pages)) return BAD_PAGE;
     for (int i = 0; i < 2 * plan.copy_count; i++)
         if (!within(plan.copies[i], 0, m.pages - 1)) return BAD_PAGE;
@@ -278,6 +286,8 @@ Fault admit(Engine& e, const Step& plan) {
     if (plan.table_size) memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
     s.tokens = plan.tokens ? e.tokens : nullptr;
     if (plan.tokens) memcpy(e.tokens, plan.tokens, plan.rows * 4);
+    e.adapted.count = e.adapted.rows = 0;
+    if (plan.adapters && adapt != end) memcpy(e.adapted.asked, plan.adapters, plan.rows * 4), group(e.adapted, plan.rows, adapt->kv_heads);
     s.types = plan.types ? e.types : nullptr;
     if (plan.types) memcpy(e.types, plan.types, plan.rows * 4);
     s.cosines = plan.cosines;
@@ -390,6 +400,21 @@ void route(const float* logits, const Operation& o, float* weights, int32_t* ask
     }
     for (int i = 0; o.together && i < chosen; i++) weights[i] /= std::max(together, o.epsilon) + o.cap;
     for (int i = 0; o.delta && i < chosen; i++) weights[i] = (float)asked[i];
+}
+
+void group(Groups& g, int count, int kinds) {
+    std::fill_n(g.starts, kinds, 0);
+    for (int i = 0; i < count; i++)
+        if (g.asked[i] >= 0) g.starts[g.asked[i]]++;
+    g.count = g.rows = 0;
+    for (int i = 0; i < kinds; i++) {
+        const int rows = g.starts[i];
+        if (rows) g.parts[g.count++] = {g.rows, rows, i, 0};
+        g.starts[i] = g.rows;
+        g.rows += rows;
+    }
+    for (int i = 0; i < count; i++)
+        if (g.asked[i] >= 0) g.order[g.starts[g.asked[i]]++] = i;
 }
 
 // The strength and the decay of each head of a row, in place

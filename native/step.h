@@ -12,7 +12,7 @@ static inline bool is_int8(int format) { return format == INT8 || format >= INT8
 static inline bool is_narrowed(int format) { return is_int8(format) || format == PAIRS; }  // inputs become smaller, too
 enum Kind : int32_t {
     NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7, CONVOLVE = 8,
-    KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14, COPY = 15, RECUR = 16, GATE = 17
+    KEEP = 9, RECALL = 10, LSTM = 11, ROUTE = 12, EXPERTS = 13, MIX = 14, COPY = 15, RECUR = 16, GATE = 17, ADAPT = 18
 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
@@ -77,6 +77,11 @@ struct Operation {
     // numbers of the experts in place of their chances
     // EXPERTS: as LINEAR, by the experts that were last chosen, which have as many panels each, one after the other, and
     // `size` outputs: [heads][size] of a row. They read the same, or each its own of [heads][distance_count].
+    // LINEAR, if ``delta``: what the buffer `table` has of a row with an adapter is added to the outputs, before all else.
+    // ADAPT: as LINEAR, by the matrix of each row's adapter; the `kv_heads` slots of adapters have as many panels each, one
+    // after the other, and `size` outputs. Without ``places``: outputs of the rows with an adapter lie side by side, adapter
+    // after adapter. With ``places`` [panels of one]: reads these, each panel as many as there are inputs from its place on,
+    // and writes to their rows. Rows without an adapter are neither read nor written.
     // COPY: of a row, [heads][size] numbers, `window` apart from `column` on, to places `ahead` apart from `place` on, by
     // ``scale``: stored, added to what is there, or GATED: multiplied with it
     // MIX: the sum of [heads][size] of a row by its weights in the buffer `table`, by ``scale``: stored, or added
@@ -172,6 +177,7 @@ struct Step {
     const int32_t* wanted;      // [wanted_count] rows
     const int32_t* tokens;      // [rows] that are looked up, or none: buffer 0 is filled
     const int32_t* types;       // [rows] of these tokens, or none: all have type 0
+    const int32_t* adapters;    // [rows] the slot of a row's adapter, or -1; or none: no row has one
     Draw* draws;                // [wanted_count], or none: nothing is chosen of the last buffer
     const Edit* edits;          // [edit_count]
     const int32_t* bans;        // [ban_count][2]: the first token and the one after the last

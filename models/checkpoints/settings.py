@@ -92,3 +92,17 @@ def processor_settings(folder: Path) -> Mapping[str, Any]:
 def is_integer(value: object) -> bool:
     """True for an integer. True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def adapter_rank(folder: Path) -> int:
+    """Returns the largest rank of the adapter in ``folder``, as its settings say.
+
+    Raises:
+        CheckpointError: there is no adapter, or its settings are damaged.
+    """
+    settings = FileSettings.read_if_there(folder / "adapter_config.json")
+    if settings is None:
+        raise CheckpointError(f"{folder} lacks an adapter (adapter_config.json); save one there with peft")
+    others = settings.get("rank_pattern") or {}
+    ranks: list[int] = [rank for rank in others.values() if is_integer(rank)] if isinstance(others, dict) else []
+    return max([settings.whole("r"), *ranks])

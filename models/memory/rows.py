@@ -36,6 +36,7 @@ class Rows:
         tokens: the token of each row, whose embeddings are fed, for what else is looked up; empty: nothing is.
         turns: cosines and sines [rows, half] of each row, in place of those of its position; empty: of that.
         added: what is added to the outputs of the first layers, each [rows, hidden]; empty: nothing.
+        adapters: the slot of each row's adapter, or -1; empty: no row has one.
     """
 
     positions: Sequence[int]
@@ -52,6 +53,7 @@ class Rows:
     tokens: Sequence[int] = ()
     turns: Sequence[Tensor] = ()
     added: Sequence[Tensor] = ()
+    adapters: Sequence[int] = ()
 
     @classmethod
     def all_of(cls, *counts: int) -> Rows:
@@ -150,6 +152,7 @@ class Rows:
                 tokens=self.tokens[start:stop],
                 turns=[one[start:stop] for one in self.turns],
                 added=[one[start:stop] for one in self.added],
+                adapters=self.adapters[start:stop],
             )
             yield start, stop, piece, inside
 

@@ -18,6 +18,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
+from .adapters import AdaptedMatrix, AdapterSlots
 from .by_layer import LayerEmbeddings, pack_by_layer, unknown_by_layer
 from .decoder_layers import DecoderLayer, found
 from .experts import QUICK, ExpertsWriter, PackedExperts, answers_of, are_known, left_in, sizes_of
@@ -40,6 +41,8 @@ from .program import MULTIPLE, Attention, Normed, Program
 from .recipes import FAMILIES, RECIPES, Recipe
 from .recurrences import Gate
 from .recurrent import Rooms
+
+_ADAPTED = frozenset({"read", "out", "widen", "narrow", "enter", "leave"})  # matrices, by `DecoderLayer.matrices`
 
 MODEL_TYPES = frozenset(FAMILIES)
 """Model types of configurations whose models have such layers."""
@@ -186,16 +189,30 @@ class CausalDecoder:
         experts = [layer.experts for layer in self.layers if layer.experts is not None]
         return [answer for one in experts for answer in answers_of(one, self.base.dtype)]
 
-    def program(self, positions: int) -> Program:
+    def program(self, positions: int, adapters: AdapterSlots | None = None) -> Program:
         """Writes the program of the decoder, which must be packed. Without a head the program ends with the last hidden
         states.
 
         Args:
             positions: the largest number of positions of a sequence.
+            adapters: of rows; ``None``: rows have none.
         """
         recipe = self.recipe
         assert recipe is not None, "`unknown` gives the reason"
-        return ProgramWriter(self, recipe, positions).write()
+        return ProgramWriter(self, recipe, positions, adapters).write()
+
+    def adapted(self) -> list[AdaptedMatrix]:
+        """Returns the matrices that adapters may change. They must be packed."""
+        names = {id(module): name for name, module in self.module.named_modules()}
+        found = list[AdaptedMatrix]()
+        for layer in self.layers:
+            for kind in _ADAPTED - ({"read"} if layer.recipe.latent else set()):
+                if linears := layer.groups.get(kind):
+                    parts = tuple((names[id(linear)], linear.out_features) for linear in linears)
+                    places = [linear.places for linear in linears if linear.places is not None]
+                    order = torch.cat(places).argsort() if places else None
+                    found.append(AdaptedMatrix(linears[0], parts, linears[0].in_features, order))
+        return found
 
 
 @define(eq=False)
@@ -208,6 +225,7 @@ class ProgramWriter:
     decoder: CausalDecoder
     recipe: Recipe
     positions: int
+    adapters: AdapterSlots | None = None
     program: Program = field(factory=Program, init=False)
     rooms: Rooms = field(init=False)
     written: dict[str, int] = field(factory=dict, init=False)  # the last layer of each kind that has keys and values
@@ -255,12 +273,12 @@ class ProgramWriter:
             fed: dict[str, Any] = {"norm": self._norm(second), "activation": ACTIVATIONS[self.decoder.activation]}
             inner = self._widen(layer, hidden, fed) if layer.is_parallel else None
             for made, kind, scale in self._mixed(index, layer, hidden, self._norm(first)):
-                self._add(made, hidden, layer.panels()[kind], behind, scale=scale)
+                self._add(made, hidden, layer, kind, behind, scale=scale)
             inner = self._widen(layer, hidden, fed) if inner is None else inner
             opened = None if layer.experts is None else self.experts.write(layer, hidden, fed, self._scale)
             if inner is not None:
                 scale = float(getattr(layer.dense, "down_multiplier", 1.0))
-                self._add(inner, hidden, layer.panels()["narrow"], last, opened, scale=scale)
+                self._add(inner, hidden, layer, "narrow", last, opened, scale=scale)
             if index < self.decoder.deeper:
                 program.add_given(hidden, 1 / self._setting(self.recipe.embeddings_by))
             entering.write_layer(
@@ -308,7 +326,7 @@ class ProgramWriter:
                 self.latent.write(layer.attention, hidden, split, norm)
             else:
                 scale = float(getattr(layer.module, "attention_in_multiplier", 1.0))
-                program.linear(hidden, split, read, Ending.STORE, norm=norm, scale=scale)
+                self._linear(hidden, split, layer, "read", Ending.STORE, norm=norm, scale=scale)
             if not layer.recipe.latent and read.outputs < attention.width:  # values are what keys were made of
                 first, own = attention.heads * attention.size, attention.kv_heads * attention.size
                 program.copy(split, split, own, first=first, place=first + own)
@@ -318,7 +336,7 @@ class ProgramWriter:
         if recurrent is not None:
             enter = panels["enter"]
             entered = self.rooms("entered", recurrent.room(enter.outputs))
-            program.linear(hidden, entered, enter, Ending.STORE, norm=norm)
+            self._linear(hidden, entered, layer, "enter", Ending.STORE, norm=norm)
             found = recurrent.write(program, self.rooms, entered)
             made.append((found, "leave", float(getattr(layer.module, "ssm_out_multiplier", 1.0))))
         return made
@@ -338,7 +356,7 @@ class ProgramWriter:
             return None
         panels, ending = layer.panels(), Ending.GATED if layer.recipe.gated else Ending.ACTIVATED
         inner, by = self.rooms("inner", panels["narrow"].inputs), float(getattr(layer.dense, "gate_multiplier", 1.0))
-        self.program.linear(hidden, inner, panels["widen"], ending, gates_by=by, **told)
+        self._linear(hidden, inner, layer, "widen", ending, gates_by=by, **told)
         return inner
 
     @property
@@ -368,18 +386,33 @@ class ProgramWriter:
         norm = norm_of(module)
         return evolve(norm, epsilon=norm.epsilon / self._setting(self.recipe.embeddings_by) ** 2)
 
+    def _linear(self, source: int, to: int, layer: DecoderLayer, kind: str, ending: int, **told: Any) -> None:
+        """Computes a linear layer of all rows, and before it what adapters add to its outputs."""
+        adapters, module = self.adapters, layer.groups[kind][0]
+        if adapters is not None and kind in _ADAPTED:
+            told["others"] = adapters.write(self.program, self.rooms, module, source, told.get("norm"))
+        self.program.linear(source, to, module.panels(), ending, **told)
+
     def _add(
-        self, source: int, hidden: int, panels: Panels, norm: Any, opened: int | None = None, *, scale: float = 1.0
+        self,
+        source: int,
+        hidden: int,
+        layer: DecoderLayer,
+        kind: str,
+        norm: Any,
+        opened: int | None = None,
+        *,
+        scale: float = 1.0,
     ) -> None:
         """Adds the outputs of a linear layer for the buffer ``source`` to the hidden states, normalized if there is a
         ``norm``, or times the number in the buffer ``opened``."""
         scale *= self._scale
         if norm is None and opened is None:
-            self.program.linear(source, hidden, panels, Ending.ADD, scale=scale)
+            self._linear(source, hidden, layer, kind, Ending.ADD, scale=scale)
             return
         width = self.program.widths[hidden]
         summand = self.rooms("summand", width)
-        self.program.linear(source, summand, panels, Ending.STORE)
+        self._linear(source, summand, layer, kind, Ending.STORE)
         if opened is None:
             last = norm_of(norm)
             self.program.norm(summand, hidden, evolve(last, gain=last.gain * scale), add=True)

@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from .decoder_layers import DecoderLayer
-from .library import ACTIVATIONS, Ending
+from .library import ACTIVATIONS, Ending, Kind
 from .panels import PANEL, Panels
 from .parts import PackedLinear, plain
 from .program import Program
@@ -161,9 +161,9 @@ class ExpertsWriter:
             read, gates = self.rooms("short", size), {**gates, "norm": None}
             program.linear(hidden, read, short[0], Ending.STORE, norm=told["norm"])
         ending = Ending.GATED if experts.gated else Ending.ACTIVATED
-        program.linear(read, inners, experts.widen.panels(), ending, **gates, experts=each)
+        program.linear(read, inners, experts.widen.panels(), ending, **gates, others={**each, "kind": Kind.EXPERTS})
         each = {**each, "size": size, "distance_count": width}
-        program.linear(inners, outputs, experts.narrow.panels(), Ending.STORE, experts=each)
+        program.linear(inners, outputs, experts.narrow.panels(), Ending.STORE, others={**each, "kind": Kind.EXPERTS})
         if layer.gate is not None:
             gated = {**told, "activation": ACTIVATIONS["sigmoid"]}
             program.linear(hidden, opened, layer.gate.panels(), Ending.ACTIVATED, **gated)

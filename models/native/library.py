@@ -33,7 +33,7 @@ class Kind(IntEnum):
     """The kind of an operation."""
 
     NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP, CONVOLVE, KEEP, RECALL, LSTM = range(12)
-    ROUTE, EXPERTS, MIX, COPY, RECUR, GATE = range(12, 18)
+    ROUTE, EXPERTS, MIX, COPY, RECUR, GATE, ADAPT = range(12, 19)
 
 
 class Norm(IntEnum):
@@ -172,7 +172,10 @@ class StepData(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
-        *((name, c_void_p) for name in ("positions", "chunks", "tables", "wanted", "tokens", "types", "draws")),
+        *(
+            (name, c_void_p)
+            for name in ("positions", "chunks", "tables", "wanted", "tokens", "types", "adapters", "draws")
+        ),
         *((name, c_void_p) for name in ("edits", "bans", "found", "allowed", "cosines", "sines", "seen", "states")),
         *((name, c_void_p) for name in ("copies", "saved", "saved_rows")),
         *((name, c_int32) for name in ("edit_count", "ban_count", "found_count", "allowed_size", "copy_count")),

@@ -187,7 +187,7 @@ class Program:
         cap: float = 0.0,
         scale: float = 1.0,
         wanted: bool = False,
-        experts: Mapping[str, int] | None = None,
+        others: Mapping[str, Any] | None = None,
         gates_by: float = 1.0,
     ) -> None:
         """Multiplies each row with ``matrix``, and what comes out with ``scale``.
@@ -195,13 +195,12 @@ class Program:
         Args:
             gates_by: the factor of gates, before their activation.
             wanted: the source has only the wanted rows.
-            experts: fields of an operation that multiplies with the matrices of a row's experts; ``None``: there is one
-                matrix for all rows.
+            others: fields of an operation that multiplies with the matrices of a row's experts or adapter, or that adds
+                what adapters compute; ``None``: there is one matrix for all rows.
         """
         self._matrices.append(matrix)
-        told = {**({} if norm is None else self._normed(norm)), **(experts or {})}
+        told = {"kind": Kind.LINEAR, **({} if norm is None else self._normed(norm)), **(others or {})}
         self._add(
-            kind=Kind.LINEAR if experts is None else Kind.EXPERTS,
             source=source,
             to=to,
             wanted=2 * wanted,

@@ -289,16 +289,19 @@ class Runner:
         flat = chain.from_iterable
         numbers, firsts = array("i"), list[int]()  # all whole numbers of the step, one list after the other
         lists = (rows.positions, flat(rows.chunks), rows.tables, rows.wanted, fed, rows.types, flat(copies), rows.seen)
-        for each in (*lists, [row for row, _ in rows.saves]):
+        for each in (*lists, rows.adapters, [row for row, _ in rows.saves]):
             firsts.append(len(numbers) * numbers.itemsize)
             numbers.extend(each)
         place, _ = numbers.buffer_info()
-        positions, chunks, tables, wanted, tokens, types, pairs, seen, saved_rows = [place + first for first in firsts]
+        positions, chunks, tables, wanted, tokens, types, pairs, seen, adapters, saved_rows = [
+            place + first for first in firsts
+        ]
         assert len(rows.states) in {0, len(rows.chunks)}, f"{len(rows.states)} states of {len(rows.chunks)} chunks"
         states = array("Q", [_floats(state, self._program.state) for state in rows.states])
         counts = len(rows.positions), len(rows.wanted), len(rows.chunks), len(rows.tables)
         told = StepData(*counts, part, positions, chunks, tables, wanted, copies=pairs, copy_count=len(copies))
         told.tokens, told.types = tokens if fed else None, types if rows.types else None
+        told.adapters = adapters if rows.adapters else None
         told.seen, told.in_windows, told.fed = seen if rows.seen else None, rows.in_windows, bool(rows.tokens)
         told.cosines, told.sines = map(_floats, rows.turns) if rows.turns else (None, None)
         self._give(rows.added)
