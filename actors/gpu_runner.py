@@ -300,6 +300,10 @@ class GpuRunner:
                 self._submit(Job.SLEEP, partial(self._call, sleep))
             case m.Wake():
                 self._submit(Job.WAKE, partial(self._call, executor.wake))
+            case m.LoadAdapter(folder):
+                self._submit(Job.ADAPTER, partial(self._call, executor.load_adapter), folder)
+            case m.DropAdapter(key):
+                self._submit(Job.ADAPTER, partial(self._call, executor.drop_adapter), key)
             case _:
                 assert_never(message)
         self._begun.append(message)
@@ -330,7 +334,7 @@ class GpuRunner:
 
     def _report(self, message: m.RunnerMessage, ended: Ended) -> None:
         error = ended.error
-        if error is not None and (isinstance(message, m.Free) or _beyond_help(error)):
+        if error is not None and (isinstance(message, m.Free | m.DropAdapter) or _beyond_help(error)):
             self._fail(error)
             return
         assert error is None or isinstance(error, Exception), "all others are beyond help"
@@ -346,6 +350,12 @@ class GpuRunner:
                 self.to_encoder_cache.send_nowait(m.Encoded(keys) if error is None else m.EncodeBroken(keys, error))
             case m.Free(keys):
                 self.to_encoder_cache.send_nowait(m.Freed(keys))
+            case m.LoadAdapter(_, reply):
+                answer = error or ended.value
+                assert isinstance(answer, str | Exception), "a load returns a key"
+                self.to_scheduler.send_nowait(m.AdapterLoaded(reply, answer))
+            case m.DropAdapter():
+                pass
             case m.Sleep():
                 self._report_sleep(error)
             case m.Wake():

@@ -14,6 +14,7 @@ from attrs import field, frozen
 from ..core.errors import RunnerCrashed
 from ..core.plan import SampledToken, StepPlan, StepResult
 from ..core.planning.actions import Acquire as Acquire  # noqa: PLC0414  (a message of ours, too)
+from ..core.planning.actions import DropAdapter as DropAdapter  # noqa: PLC0414
 from ..core.planning.actions import Release as Release  # noqa: PLC0414
 from ..core.power import Order
 from ..core.request import EncoderItem, FinishReason, Request
@@ -64,6 +65,13 @@ class Reply(Protocol):
 
     def put(self, error: Exception | None) -> None:
         """Reports that the order was carried out (``None``), or the error. Never waits, never raises."""
+
+
+class AdapterReply(Protocol):
+    """The place where the scheduler puts the one answer to `LoadAdapter`."""
+
+    def put(self, answer: str | Exception) -> None:
+        """Reports the key of the adapter, or the error. Never waits, never raises."""
 
 
 # -- from the runner to the encoder cache, which hands it on to the scheduler -----------------------------------------
@@ -162,6 +170,29 @@ class OrderPower:
 
 
 @frozen
+class LoadAdapter:
+    """The engine orders that the adapter in ``folder`` is loaded. The scheduler passes the order on to the runner."""
+
+    folder: str
+    reply: AdapterReply = field(repr=False)
+
+
+@frozen
+class UnloadAdapter:
+    """The engine takes one load of an adapter back."""
+
+    key: str
+
+
+@frozen
+class AdapterLoaded:
+    """The runner reports that it has loaded an adapter, whose key it tells, or the error."""
+
+    reply: AdapterReply = field(repr=False)
+    answer: str | Exception
+
+
+@frozen
 class RunnerStopped:
     """The supervisor reports that the runner is gone. No more answers of the runner will come."""
 
@@ -180,6 +211,9 @@ SchedulerMessage = (
     | RunnerWoke
     | OrderFailed
     | OrderPower
+    | LoadAdapter
+    | UnloadAdapter
+    | AdapterLoaded
     | RunnerStopped
 )
 
@@ -259,6 +293,6 @@ class Wake:
     """The scheduler orders that the device is taken again."""
 
 
-StepLaneMessage = Step | Sleep | Wake
+StepLaneMessage = Step | Sleep | Wake | LoadAdapter | DropAdapter
 EncodeLaneMessage = Encode | Free
 RunnerMessage = StepLaneMessage | EncodeLaneMessage

@@ -86,6 +86,7 @@ class Scheduler:
     emit: Emit
     _replies: dict[Order, list[m.Reply]] = field(factory=lambda: {order: [] for order in Order}, init=False)
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
+    _loading: list[m.AdapterReply] = field(factory=list, init=False)
     _unread: deque[m.SchedulerMessage] = field(factory=deque, init=False)  # taken from the inbox, not yet handled
     _deadline: float = field(default=math.inf, init=False)
     _draining: bool = field(default=False, init=False)
@@ -166,6 +167,16 @@ class Scheduler:
                 self._order_failed(order, error)
             case m.OrderPower(order, reply):
                 self._order(order, reply)
+            case m.LoadAdapter(_, reply):
+                self._loading.append(reply)
+                self.to_runner.send_nowait(message)
+            case m.AdapterLoaded(reply, answer):
+                self._loading.remove(reply)
+                if isinstance(answer, str):
+                    self.planner.adapters.loaded(answer)
+                reply.put(answer)
+            case m.UnloadAdapter(key):
+                self.planner.adapters.unload(key)
             case m.RunnerStopped(error):
                 self._runner_gone = True
                 self.planner.fail_all(error)
@@ -264,6 +275,8 @@ class Scheduler:
                 self.emit(action)
             case m.Release():
                 self.to_encoder_cache.send_nowait(action)
+            case m.DropAdapter():
+                self.to_runner.send_nowait(action)
             case events.RequestStarted(request_id):
                 self._clients[request_id].starts(trio.current_time())
                 self.emit(action)
@@ -316,10 +329,12 @@ class Scheduler:
             self._end(request_id, m.Failed(_stopped()), "failed", events.error_text(_stopped()))
         for replies in self._replies.values():
             _answer(replies, _stopped)
+        for loading in self._loading:
+            loading.put(_stopped())
         for message in (*self._unread, *drain(self.inbox)):
             if isinstance(message, m.Submit):
                 message.stream.end(m.Failed(_stopped()))
-            elif isinstance(message, m.OrderPower):
+            elif isinstance(message, m.OrderPower | m.LoadAdapter):
                 message.reply.put(_stopped())
         self.to_encoder_cache.send_nowait(m.SchedulerClosed())
 

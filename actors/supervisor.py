@@ -39,6 +39,7 @@ from .emit import Emit
 from .encoder_cache import EncoderCache
 from .gpu_runner import GpuRunner
 from .process import Process
+from .replies import Loading, Reply
 from .scheduler import Scheduler
 from .statistics import EngineStatistics
 from .worker import Worker
@@ -76,18 +77,6 @@ class _Status:
         if not cancelled:
             self.child.started = True
             self.child.scope.shield = True
-
-
-@define(eq=False)
-class _Reply:
-    """The `messages.Reply` to an order. A task waits for it."""
-
-    done: trio.Event = field(factory=trio.Event)
-    error: Exception | None = None
-
-    def put(self, error: Exception | None) -> None:
-        self.error = error
-        self.done.set()
 
 
 @define(eq=False)
@@ -213,10 +202,23 @@ class Supervisor:
     async def _order(self, order: Order) -> None:
         if not self._accepting or self._stop.is_set():
             raise EngineClosed("the engine is stopping: its device is given back for good")
-        reply = _Reply()
+        reply = Reply()
         self._to_scheduler.send_nowait(m.OrderPower(order, reply))
         await reply.done.wait()
         tracebacks.raise_kept(reply, "error")
+
+    async def load_adapter(self, folder: str) -> str:
+        """Loads an adapter, and returns its key. Each load is to be taken back by `unload_adapter`."""
+        if not self._accepting or self._stop.is_set():
+            raise EngineClosed("the engine is stopping and loads no adapters; open a new engine")
+        loading = Loading(self.unload_adapter)
+        self._to_scheduler.send_nowait(m.LoadAdapter(folder, loading))
+        return await loading.wait()
+
+    def unload_adapter(self, key: str) -> None:
+        """Takes one load of an adapter back. Never waits, never raises."""
+        if not self._stopped.is_set():
+            self._to_scheduler.send_nowait(m.UnloadAdapter(key))
 
     def statistics(self) -> EngineStatistics:
         """Returns a snapshot of the engine's figures."""

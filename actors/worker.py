@@ -30,6 +30,7 @@ class Job(enum.Enum):
     RESET = "reset"
     SLEEP = "sleep"
     WAKE = "wake"
+    ADAPTER = "adapter"
     CLOSE = "close"
 
 

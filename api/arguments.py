@@ -64,6 +64,7 @@ class GenerateArguments(SamplingArguments, total=False):
     priority: int
     request_id: str | None
     wait: bool
+    adapter: str | None
 
 
 class _SpeechArguments(TypedDict, total=False):

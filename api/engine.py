@@ -18,6 +18,7 @@ from ..core.errors import EngineStateError, InvalidRequest, Left
 from ..core.executor import Executor
 from ..core.model import ModelDescription
 from ..models.memory.allocator import trim
+from .adapting import Adapting
 from .arguments import GenerateArguments, LiveArguments, TranscribeArguments, spelled_out
 from .hosts.current import Host, current_host
 from .hosts.portal_stream import PortalDeltas, PortalLive, PortalSegments
@@ -39,7 +40,7 @@ from .speech.transcription import SegmentStream
 
 
 @spelled_out
-class Engine:
+class Engine(Adapting):
     """An inference engine that lives as long as its ``async with`` block.
 
     ::
@@ -265,6 +266,7 @@ class Engine:
             request_id: a name for the trace and for errors; it need not be unique.
             wait: if the queue is full, wait in the order of `priority` and arrival; ``False``: raise `Overloaded` at
                 once. A request with ``wait=False`` never overtakes one that waits.
+            adapter: the name of an adapter, see `load_adapter`; ``None``: the model as it is.
 
         Raises:
             InvalidRequest: an argument is not allowed. `UnsupportedAudio`, `UnsupportedImage` and `RequestTooLarge` are

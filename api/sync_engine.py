@@ -295,6 +295,13 @@ class SyncEngine:
         """Implements `Engine.statistics`."""
         return self._engine.statistics()
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Implements `Engine.adapters`."""
+        return self._engine.adapters
+
+    load_adapter = _plain(Engine.load_adapter)
+    unload_adapter = _plain(Engine.unload_adapter)
     sleep = _plain(Engine.sleep)
     wake = _plain(Engine.wake)
     generate = _plain(Engine.generate)

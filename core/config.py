@@ -28,6 +28,8 @@ ELSEWHERE = {
     "gpu_memory_utilization": "self_kv_bytes",
     "kv_cache_dtype": "kv_dtype",
     "kv_cache_memory_bytes": "self_kv_bytes",
+    "max_lora_rank": "adapter_rank",
+    "max_loras": "adapters",
     "max_model_len": "max_positions",
     "max_num_batched_tokens": "max_step_tokens",
     "max_num_seqs": "max_running",
@@ -187,6 +189,11 @@ class EngineConfig:
             linear layers of text models have 4 bits in groups of 32, with a scale and a least value for each group;
             the values of attention, the token embedding and the head are in int8. Only what the native library
             computes.
+        adapters: the largest number of LoRA adapters that running requests may have together. Room for so many is
+            allocated when the engine opens. More may be loaded (`Engine.load_adapter`): a request with another one
+            waits until no running request has one of these. Only for decoders that the native library computes on the
+            CPU.
+        adapter_rank: the largest rank of an adapter. A larger number takes more memory and time for each adapter.
         graphs: record and replay the steps in which all sequences of a decoder-only model decode. This saves most of a
             small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot record the model's
             operations (then the engine warns and goes on without graphs); no graphs on the CPU. ``"off"``: no graphs.
@@ -239,6 +246,8 @@ class EngineConfig:
     )
     draft_head: str | None = checked(None, _CHECKPOINT.or_none("the model's own"))
     quantization: str | None = checked(None, one_of(*QUANTIZATIONS).or_none("weights as they are"))
+    adapters: int = checked(0, integer(0, 1024, "; 0: none"))
+    adapter_rank: int = checked(16, integer(1, 1024))
     graphs: str = checked("auto", one_of("auto", "off", "eager"))
     steps_in_flight: int = checked(2, integer(1, 2))
     verify: bool = checked(False, flag())

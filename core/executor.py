@@ -29,6 +29,17 @@ class Executor(Protocol):
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one decoder step. Drops the records of ``plan.ended`` first: they are gone even if the step raises."""
 
+    def load_adapter(self, folder: str) -> str:
+        """Reads the adapter in ``folder`` into host memory, and returns its key, a hash of its content. It stays until
+        `drop_adapter` has been called as often as this. May be called while asleep.
+
+        Raises:
+            CallerError: there is no adapter, or it does not fit the model.
+        """
+
+    def drop_adapter(self, key: str) -> None:
+        """Takes one `load_adapter` back. May be called while asleep."""
+
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs. A key that is not resident is a bug of ours, and raises `AssertionError`."""
 

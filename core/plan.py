@@ -31,6 +31,7 @@ class SequenceStart:
     alignment: Alignment | None = None
     reasoning: Reasoning | None = None
     state: int | None = None  # the kept state that the sequence goes on from; None: it begins with position 0
+    adapter: int | None = None  # the slot of its adapter
 
     @property
     def reads_only(self) -> bool:
@@ -41,6 +42,14 @@ class SequenceStart:
 @frozen(kw_only=True)
 class CrossWrite:
     """Orders that the cross-attention KV of encoder output ``key`` is written into ``slot`` before the step runs."""
+
+    key: str
+    slot: int
+
+
+@frozen(kw_only=True)
+class AdapterWrite:
+    """Orders that the adapter ``key`` is written into ``slot`` before the step runs."""
 
     key: str
     slot: int
@@ -86,8 +95,8 @@ class Chunk:
 
 @frozen(kw_only=True)
 class StepPlan:
-    """One launch of the decoder. The order of work is: forget ``ended``, record ``started``, write ``cross_writes``,
-    feed ``chunks``.
+    """One launch of the decoder. The order of work is: forget ``ended``, record ``started``, write ``cross_writes`` and
+    ``adapter_writes``, feed ``chunks``.
 
     ``epoch`` counts failed steps and lost generations. A step that was dispatched before the planner knew of an earlier
     failed step has the same epoch as that step. The runner skips it.
@@ -99,6 +108,7 @@ class StepPlan:
     ended: tuple[int, ...]  # sequence ids whose record the executor drops
     cross_writes: tuple[CrossWrite, ...]
     chunks: tuple[Chunk, ...]
+    adapter_writes: tuple[AdapterWrite, ...] = ()
 
     @property
     def tokens(self) -> int:

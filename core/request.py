@@ -467,6 +467,7 @@ class Request:
     alignment: Alignment | None = None
     max_tokens: int = 1  # sampling.max_tokens resolved against the model's last position
     priority: int = 0  # the smallest runs first
+    adapter: str = ""  # the key of its adapter; empty: it has none
     page_keys: tuple[bytes, ...] = field(default=(), repr=False)  # for the prompt's full pages, computed off the loop
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 from ..core.beam_pages import Copy
 from ..core.config import EngineConfig
 from ..core.detokenizer import TokenBytes
-from ..core.errors import CheckpointError, EncodeFailed
+from ..core.errors import CheckpointError, EncodeFailed, InvalidRequest
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, SampledToken, StepPlan, StepResult
 from ..core.reasoning import Track
@@ -32,6 +32,8 @@ from ..core.request import EncoderItem
 from ..core.tracebacks import clear_frames
 from .blueprints.blueprint import Blueprint, Parts
 from .blueprints.read import read_blueprint
+from .checkpoints.adapter_store import AdapterStore
+from .checkpoints.lora import Adapter
 from .checkpoints.turns import TURNS
 from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all, with_state
@@ -42,6 +44,7 @@ from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs
 from .memory.module import TransformerModel
 from .memory.resources import ReleaseReport, ResourceStack
+from .native.adapters import no_adapters
 from .networks.network import Feed, Record
 from .sampler import Sampler
 from .sampling.beams import Search
@@ -105,6 +108,9 @@ class TorchExecutor:
     and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
+    _loaded: ResourceStack = field(init=False, factory=ResourceStack, repr=False)  # owns what outlives sleep
+    _adapters: AdapterStore = field(init=False, factory=AdapterStore, repr=False)
+    _adapted: Mapping[str, tuple[int, int]] = field(init=False, factory=dict, repr=False)  # `AdapterSlots.shapes`
     _parked_model: TransformerModel | None = field(init=False, default=None, repr=False)
     _blueprint: Blueprint | None = field(init=False, default=None, repr=False)
     _open: _Open | None = field(init=False, default=None, repr=False)
@@ -139,6 +145,8 @@ class TorchExecutor:
                 logging.getLogger("triolet").info("%s", blueprint.context())
             description = evolve(blueprint.describe(str(self.model)), structures=self._grammars)
         self._blueprint = blueprint
+        if self.config.adapters:
+            self._loaded.own("loaded_adapters", self._adapters)
         return description
 
     def give_up(self) -> None:
@@ -186,6 +194,9 @@ class TorchExecutor:
         trim()  # returns the memory that loading left, before the free memory is measured
         blueprint = blueprint.measured(model).sized(sum(self._stack.bytes_by_owner().values()))
         parts = blueprint.take(own, model)
+        if self.config.adapters and parts.adapters is None:
+            raise no_adapters(checkpoint.architecture, self.config.adapters, "it is not a decoder-only model")
+        self._adapted = {} if parts.adapters is None else parts.adapters.shapes
         outputs = own("encoder_outputs", EncoderOutputs())
         parts = evolve(parts, network=blueprint.hasten(parts.network, own))  # last, so that graphs are released first
         sampler = Sampler(
@@ -332,6 +343,9 @@ class TorchExecutor:
             now.parts.network.start(record)
             if now.proposer is not None and not start.reads_only:
                 now.proposer.start(record)
+        for load in plan.adapter_writes:
+            assert now.parts.adapters is not None, f"{load}, but there are no slots"
+            now.parts.adapters.put(load.slot, self._adapters.get(load.key).changes)
         for write in plan.cross_writes:
             slots = 0 if now.parts.cross is None else now.parts.cross.slots
             assert 0 <= write.slot < slots, f"{write} of {slots} slots"
@@ -402,6 +416,27 @@ class TorchExecutor:
             now.proposer.learn(feeds, sampled, hidden)
         return sampled
 
+    @device_call
+    def load_adapter(self, folder: str) -> str:
+        """Reads an adapter into host memory, or counts it once more. Returns its key.
+
+        Raises:
+            CheckpointError: there is no adapter in ``folder``, or it is of another model.
+            InvalidRequest: the engine has no slots for adapters.
+            UnsupportedModel: the adapter is of another kind, or its rank is too large.
+        """
+        assert self._blueprint is not None, "the executor is not open"
+        if not self.config.adapters:
+            raise InvalidRequest(
+                f"the adapter in {folder} is to be loaded, but the engine has adapters=0; allowed: 1 or more. Open the "
+                "engine with EngineConfig(adapters=...)"
+            )
+        return self._adapters.add(Adapter.read(Path(folder)).fitting(self._adapted, self.config.adapter_rank))
+
+    def drop_adapter(self, key: str) -> None:
+        """Takes one `load_adapter` back. The last one drops the adapter."""
+        self._adapters.drop(key)
+
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops encoder outputs; every key must be resident."""
         self._opened().outputs.free(keys)
@@ -417,7 +452,7 @@ class TorchExecutor:
     def memory(self) -> DeviceMemory:
         """Bytes held now, by owner; during sleep, the bytes parked in host memory. Before `open` and after `close`
         nothing is held, unless released tensors are still alive: their bytes count as well."""
-        by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner()}
+        by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner(), **self._loaded.bytes_by_owner()}
         asleep = self._blueprint is not None and self._open is None
         return DeviceMemory(device=str(_HOST) if asleep else self._device, by_owner=by_owner)
 
@@ -435,7 +470,8 @@ class TorchExecutor:
             self._release()
         finally:
             self._parked.close()
-            self.released = self.released.with_(self._parked.report)
+            self._loaded.close()
+            self.released = self.released.with_(self._parked.report).with_(self._loaded.report)
             trim()
 
     def _opened(self) -> _Open:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import click
@@ -18,6 +19,7 @@ from attrs import asdict
 from ...core.config import Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import FinishReason, SamplingParams, Structure
+from ..adapting import with_adapters
 from ..outputs.results import Delta, Usage
 from .flags import FORM, SAMPLING, sampling_of, sampling_options
 from .following import config_of, model_options, run
@@ -42,7 +44,7 @@ _SECTIONS = {
     "Question": ("images", "sounds", "system", "chat", "chat_template"),
     "Text": (*SAMPLING, "speculate", "draft_head"),
     "Form": (*FORM, "as_json", "as_lines"),
-    "Model": ("model", *MODEL),
+    "Model": ("model", "adapter", *MODEL),
     "Reports": REPORTS,
 }
 _BRIEF = (
@@ -76,6 +78,7 @@ _EXAMPLES = (
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, tokens, finish_reason and usage.")
 @click.option("--json-lines", "as_lines", is_flag=True, help="Write a line of JSON for each piece of text as it comes.")
 @model_options
+@click.option("--adapter", metavar="FOLDER", help="The folder of a LoRA adapter of the model, in peft's layout.")
 @click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
 @click.option("--draft-head", metavar="MODEL", shell_complete=folders, help=_DRAFT_HEAD)
 @click.pass_context
@@ -96,6 +99,7 @@ def generate(
     verbose: bool,
     speculate: int | None,
     draft_head: str | None,
+    adapter: str | None,
     **others: Any,
 ) -> int:
     """Write the answer of a model to PROMPT. MODEL is a checkpoint's folder or hub id, or a GGUF file.
@@ -146,12 +150,13 @@ def generate(
     def opening() -> AbstractAsyncContextManager[Any]:
         nonlocal begin
         begin = trio.current_time()
-        return open_engine(found_model, config)
+        return open_engine(found_model, with_adapters(config, [] if adapter is None else [Path(adapter)]))
 
     async def write_text(engine: Any) -> int:
         opened, first, parts = trio.current_time(), math.nan, list[Delta]()
         with _line(out) as add, _dimmed(shown=not (as_json or as_lines)) as think:
-            async with engine.stream(**ask(engine.model), sampling=params) as deltas:
+            named = await _adapted(engine, adapter)
+            async with engine.stream(**ask(engine.model), **named, sampling=params) as deltas:
                 async for delta in deltas:
                     if not parts:
                         first = trio.current_time()
@@ -170,6 +175,14 @@ def generate(
         return _status_of(text, parts[-1].finish_reason, usage, params.structure)
 
     return run(opening, write_text, trace, verbose=verbose)
+
+
+async def _adapted(engine: Any, adapter: str | None) -> dict[str, str]:
+    """Loads the adapter of a folder, if there is one. Returns the argument of `Engine.stream` that names it."""
+    if adapter is None:
+        return {}
+    await engine.load_adapter(adapter, adapter)
+    return {"adapter": adapter}
 
 
 def _line_of(parts: Sequence[Delta], params: SamplingParams, out: TextIO) -> str:

@@ -41,5 +41,11 @@ class Backend(Protocol):
     async def wake(self) -> None:
         """Takes the device again, see `Engine.wake`."""
 
+    async def load_adapter(self, folder: str) -> str:
+        """Loads an adapter, and returns its key. Each load is to be taken back by `unload_adapter`."""
+
+    def unload_adapter(self, key: str) -> None:
+        """Takes one load of an adapter back. Never waits, never raises."""
+
     def statistics(self) -> EngineStatistics:
         """Returns a snapshot of the statistics."""

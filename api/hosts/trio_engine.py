@@ -48,6 +48,7 @@ from ..speech.speakers import DiarizeQuery, diarize
 from ..speech.transcription import SegmentStream, Transcription
 from ..speech.windows import Generated
 from ..tools.formats import silent_beside_calls
+from .adapters import Adapters
 from .alternatives import run_together
 from .backend import Backend
 from .door import Door
@@ -83,6 +84,7 @@ class TrioEngine:
         self._texts: dict[bool | None, tuple[TokenBytes, frozenset[int]]] = {}  # see `_texts_of`
         self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
         self._compiler = Compiler()
+        self.adapters = Adapters()
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -151,6 +153,14 @@ class TrioEngine:
     async def wake(self) -> None:
         """Implements `Engine.wake`."""
         await self._opened()[0].wake()
+
+    async def load_adapter(self, name: object, folder: object) -> None:
+        """Implements `Engine.load_adapter`."""
+        await self.adapters.load(self._opened()[0], name, folder)
+
+    async def unload_adapter(self, name: object) -> None:
+        """Implements `Engine.unload_adapter`."""
+        await self.adapters.unload(self._opened()[0], name)
 
     @property
     def model(self) -> ModelDescription:
@@ -366,8 +376,9 @@ class TrioEngine:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _build(self, query: Query) -> Request:
-        description, name = self._opened()[1], self._new_id(query.request_id)
+        description, name, adapter = self._opened()[1], self._new_id(query.request_id), self.adapters.key(query.adapter)
         request = await build_request(description, query, name, reading=self._reading, compiler=self._compiler)
+        request = evolve(request, adapter=adapter) if adapter else request
         return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
 
     def _new_id(self, name: str | None) -> str:

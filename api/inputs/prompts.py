@@ -56,6 +56,7 @@ class Query:
     priority: int = 0
     request_id: str | None = None
     wait: bool = True
+    adapter: str | None = None
 
 
 def read_query(prompt: str | None, given: Mapping[str, Any]) -> Query:

@@ -66,5 +66,12 @@ class Abort:
     stopped: bool = False
 
 
-Action: TypeAlias = Acquire | Release | Commit | Finish | Fail | Abort | Event
+@frozen
+class DropAdapter:
+    """One load of the adapter ``key`` is taken back. The runner gets this action as a message."""
+
+    key: str
+
+
+Action: TypeAlias = Acquire | Release | Commit | Finish | Fail | Abort | DropAdapter | Event
 """One decision of the planner, or an event that the scheduler emits."""

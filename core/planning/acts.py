@@ -52,6 +52,7 @@ class Acts:
                 pages=self.room.pages.free,
                 slots=self.room.slots.free,
                 states=self.room.states.free,
+                adapters=self.room.adapters.free,
                 places=self.room.places,
                 lost=lost,
                 blocked=blocked,
@@ -131,6 +132,8 @@ class Acts:
             trial.states += len(victim.states)
             if victim.slot is not None:
                 trial.slots += self.room.slots.exclusive((victim.slot,))
+            if victim.adapter is not None:
+                trial.adapters += self.room.adapters.exclusive((victim.adapter,))
         for victim in trial.preempted:
             draft.preempt(victim, self.room.pages.exclusive(victim.pages), to=urgent)
 
@@ -237,6 +240,9 @@ class Acts:
         if item is not None:
             draft.slots -= self._slots_taken(draft, item)
             draft.slot_keys.add(item.key)
+        if sequence.request.adapter:
+            draft.adapters -= self._adapters_taken(draft, sequence)
+            draft.adapter_keys.add(sequence.request.adapter)
         draft.states -= self.room.states_for(sequence, cached, draft.state_keys)
         draft.pages -= self._unused(draft, cached)
         draft.joined.update(cached)
@@ -260,11 +266,13 @@ class Acts:
         return 0 if length < min(wanted, self.limits.page_size) and draft.parts else length
 
     def _fits(self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...]) -> bool:
-        """True if there are a place, a slot, states and enough pages to start ``sequence``: pages for all of its
+        """True if there are a place, slots, states and enough pages to start ``sequence``: pages for all of its
         tokens, and pages for the next tokens of all sequences.
         """
         item = sequence.cross_item
         if draft.states < self.room.states_for(sequence, cached, draft.state_keys):
+            return False
+        if draft.adapters < self._adapters_taken(draft, sequence):
             return False
         if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
             return False
@@ -302,6 +310,12 @@ class Acts:
         """Returns how many slots a start with ``item`` takes from those that are left; 0 if the item's cross KV is in
         use."""
         return item.key not in draft.slot_keys and not self.room.slots.in_use(item.key)
+
+    def _adapters_taken(self, draft: StepDraft, sequence: Sequence) -> int:
+        """Returns how many slots of adapters a start takes from those that are left; 0 if it has no adapter, or one in
+        use."""
+        key = sequence.request.adapter
+        return bool(key) and key not in draft.adapter_keys and not self.room.adapters.in_use(key)
 
     # -- what is left over -------------------------------------------------------------------------------------------
 

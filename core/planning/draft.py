@@ -37,13 +37,14 @@ class Part:
 
 @define(eq=False)
 class StepDraft:
-    """The draft of a step. ``tokens``, ``pages``, ``slots``, ``states`` and ``places`` are what is left for further
-    sequences."""
+    """The draft of a step. ``tokens``, ``pages``, ``slots``, ``states``, ``adapters`` (slots) and ``places`` are what
+    is left for further sequences."""
 
     tokens: int
     pages: int
     slots: int
     states: int
+    adapters: int
     places: int
     parts: list[Part] = field(factory=list)
     starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # the cached pages that each start joins
@@ -55,6 +56,7 @@ class StepDraft:
     joined: set[int] = field(factory=set)  # cached pages that the starts join
     state_keys: set[bytes] = field(factory=set)  # keys of the kept states that the starts go on from
     slot_keys: set[str] = field(factory=set)  # content keys whose cross KV the starts join or write
+    adapter_keys: set[str] = field(factory=set)  # of the adapters that the starts have
     scored: int = 0  # tokens of sequences whose prompts have log-probabilities
     growth: dict[int, int] = field(factory=dict)  # pages that running and started sequences need, by token count
 

@@ -18,6 +18,7 @@ class PlannerLimits:
     pages: int
     cross_slots: int
     states: int = 0  # 0: the model has no recurrent layers
+    adapters: int = 0  # slots
     eos_token_ids: frozenset[int]
     steps_in_flight: int = 2
     crashes_alone: int = 2  # a request is poison after so many crashes alone in a step; more on a flaky device
@@ -48,6 +49,7 @@ class PlannerLimits:
             pages=description.pages,
             cross_slots=description.cross_slots,
             states=description.states,
+            adapters=config.adapters,
             eos_token_ids=frozenset(description.eos_token_ids),
             steps_in_flight=config.steps_in_flight,
             encoder_cache_bytes=config.encoder_cache_bytes,

@@ -34,6 +34,7 @@ from ..request import EncoderItem, Request
 from .acquirer import Acquirer
 from .actions import Abort, Action, Commit, Fail, Finish
 from .acts import Acts
+from .adapters import AdapterBook
 from .draft import InFlightStep, Part, StepDraft
 from .limits import PlannerLimits
 from .quarantine import Quarantine
@@ -47,6 +48,7 @@ class Planner:
     """The queue, the pages and the steps in flight. The docstring of the module describes them."""
 
     limits: PlannerLimits
+    adapters: AdapterBook = field(init=False)
     _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id
     _waiting: Ordered[Sequence] = field(factory=Ordered, init=False)
     _room: Room = field(init=False)
@@ -66,6 +68,7 @@ class Planner:
         limits = self.limits
         self._room = Room(limits)
         self._acquirer = Acquirer(limits, self._room, self._actions)
+        self.adapters = AdapterBook(self._room, self._actions)
         self._quarantine = Quarantine(limits.crashes_alone)
         self._step_size = BatchSize(limits.max_step_tokens)
         self._acts = Acts(limits, self._sequences, self._room, self._acquirer, self._quarantine, self._step_size)
@@ -81,10 +84,11 @@ class Planner:
         self._enqueue(sequence)
         if request.suspect:
             self._quarantine.suspect(request.id)
+        refusal = self.adapters.enter(request) or self._room.refusal(sequence)
         largest = max((item.size for item in request.items), default=0)
         if largest > self.limits.encoder_cache_bytes:
             self._end(sequence, Fail(request.id, too_large(largest, self.limits.encoder_cache_bytes)))
-        elif (refusal := self._room.refusal(sequence)) is not None:
+        elif refusal is not None:
             self._end(sequence, Fail(request.id, refusal))
 
     def encoder_ready(self, holder: str) -> None:
@@ -135,7 +139,7 @@ class Planner:
         self._room.generation_lost()
         self._acquirer.generation_lost()
         for sequence in list(self._sequences.values()):
-            sequence.slot = sequence.id = None
+            sequence.slot = sequence.adapter = sequence.id = None
             if sequence.phase is Phase.WAITING:
                 self._acquirer.waits(sequence)
             self._leave(sequence)
@@ -216,8 +220,7 @@ class Planner:
     def _doom(self, step: InFlightStep) -> None:
         """Notes that the step writes nothing: no sequence may join its cross KV, and its sequences leave to start
         anew."""
-        for write in step.plan.cross_writes:
-            self._room.slots.write_failed(write.key, write.slot)
+        self._room.write_failed(step.plan)
         for sequence in step.sequences:
             self._leave(sequence)
 
@@ -320,6 +323,7 @@ class Planner:
         placed = [part for part in draft.parts if part.start < part.sequence.placeholders.stop]
         reads += [hold for part in placed for hold in self._reads(part)]
         plan = StepPlan(
+            adapter_writes=self.adapters.take_slots(draft.starts),  # first: a start names its slot
             step_id=self._counters.steps,
             epoch=self._epoch,
             started=tuple(map(Sequence.as_start, draft.starts)),
@@ -441,6 +445,7 @@ class Planner:
             self._acquirer.waits_no_more(sequence)
             self._acquirer.release(sequence)
             del self._sequences[sequence.request.id]
+            self.adapters.leave(sequence.request)
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -463,6 +468,7 @@ class Planner:
             self._acquirer.release(sequence)
         if sequence.ended:
             del self._sequences[sequence.request.id]
+            self.adapters.leave(sequence.request)
         else:
             self._enqueue(sequence)
 

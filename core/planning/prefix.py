@@ -1,8 +1,8 @@
 """The keys of KV pages by content: two sequences can share pages with equal keys.
 
 The key of a full page is computed from the key of the page before it, its tokens, and the images or audio placed in it
-(their content keys, and which of their embeddings lie there). The root key names the weights. So equal keys mean equal
-prefixes.
+(their content keys, and which of their embeddings lie there). The root key names the weights and the adapter. So equal
+keys mean equal prefixes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .placeholders import PlaceholderCursor
 _BYTES = 16  # per key: among 2**32 pages, two prefixes have the same key with a probability of about 2**-64
 
 
-def root_key(identity: str, cross_key: str | None = None) -> bytes:
-    """Returns the key before the first page. It names the model, and the item that the decoder reads through
-    cross-attention."""
-    return _digest(b"", repr((identity, cross_key)).encode())
+def root_key(identity: str, cross_key: str | None = None, adapter: str = "") -> bytes:
+    """Returns the key before the first page. It names the model, the item that the decoder reads through
+    cross-attention, and the adapter."""
+    return _digest(b"", repr((identity, cross_key, adapter) if adapter else (identity, cross_key)).encode())
 
 
 def page_key(parent: bytes, token_ids: Sequence[int], start: int, placeholders: Sequence[Placeholder]) -> bytes:
@@ -81,7 +81,7 @@ class PageKeys:
         """Returns the keys of ``request``. The request may contain the keys of its prompt already."""
         cross = next((item.key for item in request.items if not item.spans), None)
         placeholders = tuple(item.placeholder for item in request.items if item.placeholder is not None)
-        return cls(page_size, placeholders, root_key(identity, cross), list(request.page_keys))
+        return cls(page_size, placeholders, root_key(identity, cross, request.adapter), list(request.page_keys))
 
     def last_of(self, pages: int) -> bytes:
         """Returns the key of the last of the first ``pages`` pages, which `upto` has computed before."""

@@ -1,4 +1,5 @@
-"""The places, pages, cross slots and states that running sequences have and leaving sequences give back."""
+"""The places, pages, cross slots, states and slots of adapters that running sequences have and leaving sequences give
+back."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from operator import attrgetter
 from attrs import define, field
 
 from ..errors import RequestTooLarge
-from ..plan import Keep
+from ..plan import Keep, StepPlan
 from .draft import Part, StepDraft
 from .limits import PlannerLimits
 from .pages import CrossSlots, PageAllocator
@@ -27,6 +28,7 @@ class Room:
     pages: PageAllocator = field(init=False)
     slots: CrossSlots = field(init=False)
     states: StatePool = field(init=False)
+    adapters: CrossSlots = field(init=False)  # those of adapters, by their keys
     _came: int = field(default=0, init=False)  # how often a place, pages, a slot or a state came back
     _blocked: tuple[str, int] | None = field(default=None, init=False)  # a request without room; `_came` at that time
 
@@ -34,6 +36,7 @@ class Room:
         self.states = StatePool(self.limits.states)
         self.pages = PageAllocator(self.limits.pages, evicted=self.states.unlist)
         self.slots = CrossSlots(self.limits.cross_slots)
+        self.adapters = CrossSlots(self.limits.adapters)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -103,8 +106,8 @@ class Room:
         self._blocked = (sequence.request.id, self._came)
 
     def join(self, sequence: Sequence, cached: tuple[int, ...]) -> None:
-        """Gives a sequence that starts its ``cached`` pages, the state that has read them, and the slot of its cross KV
-        if that is resident."""
+        """Gives a sequence that starts its ``cached`` pages, the state that has read them, and the slots of its cross
+        KV and adapter if these are resident."""
         if self.limits.states and self.limits.prefix_caching:
             behind = sequence.page_keys.upto(sequence.tokens, sequence.most_cached(), first=len(cached))
             sequence.find_ends(len(cached) + len(self.pages.find(behind)))
@@ -114,6 +117,8 @@ class Room:
             sequence.source = self.states.share(sequence.page_keys.last_of(len(cached)))
         if sequence.cross_item is not None and self.slots.resident(sequence.cross_item.key):
             sequence.slot = self.slots.share(sequence.cross_item.key)
+        if self.adapters.resident(sequence.request.adapter):
+            sequence.adapter = self.adapters.share(sequence.request.adapter)
 
     def enter(self, sequence: Sequence) -> None:
         """Adds the sequence to the running ones. It runs from the end of its cached pages on."""
@@ -178,7 +183,7 @@ class Room:
         self.leaving.add(sequence)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Takes pages, states and slot back from a leaving sequence that no step in flight mentions."""
+        """Takes pages, states and slots back from a leaving sequence that no step in flight mentions."""
         self.leaving.discard(sequence)
         self._came += 1
         self.pages.give_back(sequence.pages)
@@ -186,11 +191,21 @@ class Room:
         self._release_source(sequence)
         if sequence.slot is not None:
             self.slots.give_back((sequence.slot,))
+        if sequence.adapter is not None:
+            self.adapters.give_back((sequence.adapter,))
         sequence.rewind()
+
+    def write_failed(self, plan: StepPlan) -> None:
+        """Notes that no slot was written by a step. The users of these slots must leave."""
+        for write in plan.cross_writes:
+            self.slots.write_failed(write.key, write.slot)
+        for load in plan.adapter_writes:
+            self.adapters.write_failed(load.key, load.slot)
 
     def generation_lost(self) -> None:
         """Notes that the contents of pages, states and slots are lost. Sequences keep their pages and states, and must
         forget their slots."""
         self.slots = CrossSlots(self.limits.cross_slots)
+        self.adapters = CrossSlots(self.limits.adapters)
         self.pages.forget_contents()
         self.states.forget_contents()

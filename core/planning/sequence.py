@@ -63,6 +63,7 @@ class Sequence:
     id: int | None = None  # the executor's name for the sequence; new for each start
     pages: tuple[int, ...] = ()
     slot: int | None = None
+    adapter: int | None = None  # the slot of its adapter
     states: tuple[int, ...] = ()  # its own, see `Chunk.states`
     source: int | None = None  # the kept state that it goes on from, until the step that copies it is answered
     ends: frozenset[int] = frozenset()  # numbers of pages at whose end its state is worth keeping
@@ -248,12 +249,13 @@ class Sequence:
             stops=self.stops,
             reasoning=request.reasoning,
             state=self.source,
+            adapter=self.adapter,
         )
 
     def rewind(self) -> None:
         """Resets the sequence, which will start anew from its prompt and committed tokens."""
         if self.beams > 1:
             del self.tokens[self.prompt_length :]
-        self.id = self.slot = None
+        self.id = self.slot = self.adapter = None
         self.pages = self.states = ()
         self.dispatched = self.fed = self.listed = self.sampling = self.drafting = 0

@@ -30,6 +30,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.recurrent_states import RecurrentStates
 from ..memory.slots import CrossKV
+from ..native.adapters import AdapterSlots
 from ..native.crossed_decoder import CrossedDecoder
 from ..native.decoders import CausalDecoder
 from ..native.encoders import TextEncoder
@@ -69,6 +70,7 @@ class Parts:
     cross: CrossKV | FrameSlots | None = None
     states: RecurrentStates | None = None
     aligner: WhisperAligner | None = None
+    adapters: AdapterSlots | None = None
 
 
 @frozen(kw_only=True, eq=False)

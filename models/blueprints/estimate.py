@@ -127,6 +127,7 @@ def estimate_context(
             "encoder_states": blueprint.state_bytes,
             "recurrent_states": budget.states * sizes.state,
             "draft_kv": (budget.pages + 1) * sizes.draft,
+            "adapters": adapter_bytes(blueprint, stored),
         },
     )
     return memory, blueprint.context()
@@ -145,6 +146,16 @@ def state_numbers(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
         of_heads = heads * -(-size // PANEL) * PANEL * depth
     count = sum(name.endswith(".A_log") for name in stored)
     return sum(width * (rows - 1) for width, _, rows in windows) + count * of_heads
+
+
+def adapter_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
+    """The bytes of the slots of adapters, at most."""
+    if not isinstance(blueprint, TextBlueprint) or not blueprint.config.adapters:
+        return 0
+    rank = blueprint.config.adapter_rank
+    padded = -(-rank // PANEL) * PANEL
+    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and _LAYER.match(name)]
+    return 4 * blueprint.config.adapters * sum(padded * inputs + rank * (outputs + PANEL) for outputs, inputs in own)
 
 
 def encodes(blueprint: AnyBlueprint) -> bool:

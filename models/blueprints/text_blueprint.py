@@ -24,6 +24,7 @@ from ..linear.rounded import round_matrices
 from ..linear.stored import adopt_quantized
 from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.kv import PagedKV
+from ..native.adapters import AdapterSlots, no_adapters
 from ..native.assistant import Assistant
 from ..native.decoders import CausalDecoder
 from ..native.draft_head import DraftHead, make_draft_head
@@ -260,6 +261,7 @@ class TextBlueprint(ModuleBlueprint):
             items = ItemEncoder(model=model, family=checkpoint.family, states=states)
         paged = own("self_kv", self.allocate_pages())
         states = own("recurrent_states", self.allocate_states()) if self.state_numbers else None
+        adapters = own("adapters", self._slots(model.module)) if self.config.adapters else None
         network = CausalNetwork(
             model=model,
             paged=paged,
@@ -270,9 +272,18 @@ class TextBlueprint(ModuleBlueprint):
             classifies=bool(checkpoint.labels),
             family=checkpoint.family,
             encoder=items,
+            adapters=adapters,
         )
         network.attach()
-        return Parts(network=network, model=model, paged=paged, states=states)
+        return Parts(network=network, model=model, paged=paged, states=states, adapters=adapters)
+
+    def _slots(self, module: nn.Module) -> AdapterSlots:
+        """Allocates the slots of adapters."""
+        decoder = self.native_decoder(module)
+        if isinstance(decoder, str):
+            told = f"the native library does not compute it: {decoder}"
+            raise no_adapters(self.checkpoint.architecture, self.config.adapters, told)
+        return AdapterSlots.allocate(decoder.adapted(), slots=self.config.adapters, rank=self.config.adapter_rank)
 
     def hasten(self, network: Network, own: Own) -> Network:
         network = super().hasten(network, own)
@@ -315,7 +326,8 @@ class TextBlueprint(ModuleBlueprint):
             program, counted = decoder.program(self.text_positions), self.text_positions
             most = counted if program.uncounted is None else counted + 1
             return self.open_runner(program, rows=self.text_rows, positions=most)
-        program = decoder.program(max(LONGEST, self.positions))  # for comparisons
+        assert isinstance(decoder, CausalDecoder), "a causal network has a decoder"
+        program = decoder.program(max(LONGEST, self.positions), network.adapters)  # for comparisons
         return self.open_runner(program, network.paged, rows=self.native_rows)
 
     def prove(self, network: Network) -> None:

@@ -28,6 +28,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
 from ..memory.recurrent_states import RecurrentStates
 from ..memory.rows import Rows
+from ..native.adapters import AdapterSlots
 from ..native.runner import Runner
 from .item_encoder import ItemEncoder
 from .network import Feed, Network, Record
@@ -61,6 +62,7 @@ class CausalNetwork(Network):
     witness: Witness | None = None
     native: Runner | None = None  # computes all steps; then the module serves comparisons alone
     graphs: GraphManager | None = None  # records steps that only decode, see `CausalDecode`
+    adapters: AdapterSlots | None = None  # set if the native library's program has them
     _keeps: bool = field(init=False)  # whether the module can compute only the wanted logits
     _others: Mapping[int, int] = field(init=False)  # see `Family.read_as`
 
@@ -131,6 +133,8 @@ class CausalNetwork(Network):
         """Returns the rows of the step, chunk after chunk."""
         parts, kept = [feed.part for feed in feeds], 0 if self.native is None else self.native.kept
         rows = Rows.of(parts, wanted, self.paged.page_size, states=self.states, kept=kept)
+        if any(feed.record.start.adapter is not None for feed in feeds):
+            rows = evolve(rows, adapters=[slot for feed in feeds for slot in _adapted(feed)])
         if not self._sees_items(feeds):
             return rows
         seen = [last for feed in feeds for last in _seen(feed)]
@@ -281,6 +285,12 @@ class CausalDecode:
         place, paged = torch.device("meta"), self.paged
         pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
         evolve(self, model=self.model.to(place), paged=pages)(inputs.on(place))
+
+
+def _adapted(feed: Feed) -> list[int]:
+    """Returns the slot of the adapter of each row; -1: it has none."""
+    slot = feed.record.start.adapter
+    return [-1 if slot is None else slot] * feed.part.length
 
 
 def _by_layer(decoder: Any, tokens: Tensor | Sequence[int], device: torch.device) -> dict[str, Tensor]:

@@ -371,6 +371,13 @@ class RayBackend:
         """Raises `EngineStateError`."""
         raise EngineStateError("a cluster cannot sleep, so it cannot be woken")
 
+    async def load_adapter(self, folder: str) -> str:
+        """Raises `EngineStateError`."""
+        raise EngineStateError(f"a cluster loads no adapters, and {folder} is one; use an Engine on one machine")
+
+    def unload_adapter(self, key: str) -> None:
+        """Does nothing: none is loaded."""
+
     def statistics(self) -> EngineStatistics:
         """Returns the sums over the replicas, a few seconds old."""
         return self._statistics

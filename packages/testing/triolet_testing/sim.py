@@ -71,7 +71,7 @@ def _states_of(part: Chunk) -> tuple[int, ...]:
     return (*part.states, *(keep.state for keep in part.keeps))
 
 
-DeviceArgument: TypeAlias = "tuple[EncoderItem, ...] | StepPlan | tuple[str, ...] | None"
+DeviceArgument: TypeAlias = "tuple[EncoderItem, ...] | StepPlan | tuple[str, ...] | str | None"
 DeviceFault = Callable[[Job, DeviceArgument], BaseException | None]
 
 
@@ -87,6 +87,7 @@ class SimExecutor:
     fault: DeviceFault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
+    adapters: Counter[str] = field(factory=Counter, init=False)  # how often each is loaded
     is_open: bool = field(default=False, init=False)  # true while asleep, too
     is_asleep: bool = field(default=False, init=False)
     parked: int = field(default=0, init=False)  # bytes of weights kept in host memory
@@ -116,6 +117,18 @@ class SimExecutor:
             self._check(job.key not in self.outputs, f"{job.key} is encoded though it is resident")
             self._check(job.payload is not None, f"{job.key} is encoded without a payload")
         self.outputs.update({job.key: job.size for job in jobs})
+
+    def load_adapter(self, folder: str) -> str:
+        """Implements `Executor.load_adapter`: the key is the folder."""
+        self._call(Job.ADAPTER, folder)
+        self.adapters[folder] += 1
+        return folder
+
+    def drop_adapter(self, key: str) -> None:
+        """Implements `Executor.drop_adapter`."""
+        self._call(Job.ADAPTER, key)
+        self._check(self.adapters[key] > 0, f"adapter {key} is dropped, but it is not loaded")
+        self.adapters[key] -= 1
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Implements `Executor.free`. A fault strikes when the first of ``keys`` is gone already."""
@@ -166,6 +179,8 @@ class SimExecutor:
         for write in plan.cross_writes:
             assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
             self._slots[write.slot] = write.key
+        for load in plan.adapter_writes:
+            assert self.adapters[load.key] > 0, f"adapter {load.key} is written, but it is not loaded"
         self._check_nobody_writes_what_others_use(plan.chunks)
         sampled = tuple([self._run(part) for part in plan.chunks])
         for part, one in zip(plan.chunks, sampled, strict=True):
