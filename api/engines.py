@@ -167,11 +167,20 @@ class Engines:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names and aliases of all models."""
+        """The names and aliases of all models, and those of their adapters."""
         return tuple(self._names)
 
+    def adapter_of(self, name: str) -> str | None:
+        """Returns ``name`` if it is that of an adapter, as requests name it; ``None``: it is that of a model."""
+        return name if name in self._models[self.name_of(name)].adapters else None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters of all models."""
+        return tuple(name for spec in self._models.values() for name in spec.adapters)
+
     def name_of(self, name: str) -> str:
-        """Returns the name of the model whose name or alias is ``name``.
+        """Returns the name of the model whose name or alias is ``name``, or which has the adapter of this name.
 
         Raises:
             UnknownModel: there is no such model.
@@ -208,7 +217,7 @@ class Engines:
         raise the same error; the first use after them loads again.
 
         Raises:
-            UnknownModel: no model has this name or alias.
+            UnknownModel: no model has this name or alias, or an adapter of this name.
             CheckpointError, DeviceOutOfMemory: the model cannot be loaded, for these or other reasons; see `Engine`.
             ModelTooLarge: the model needs more memory than ``memory_budget``.
             EngineStateError: this task already uses a model.
@@ -291,7 +300,7 @@ def _names(specs: Mapping[str, ModelSpec]) -> dict[str, str]:
     for owner, spec in specs.items():
         if not isinstance(owner, str) or not owner.strip():
             raise InvalidRequest(f"a model is named {shown(owner)}; allowed: a text that is not blank")
-        for name in (owner, *spec.aliases):
+        for name in (owner, *spec.aliases, *spec.adapters):
             if name in found:
                 raise InvalidRequest(
                     f"the name {name!r} is given to the models {found[name]!r} and {owner!r}; give each model its "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from attrs import evolve, field, frozen
@@ -14,6 +15,7 @@ from ..core.checks import Check, Refused, by, checked, flag, instance, nearest_n
 from ..core.config import EngineConfig
 from ..core.errors import CheckpointError, ModelTooLarge
 from ..core.plan import DeviceMemory
+from .adapting import with_adapters
 from .engine import Engine
 
 
@@ -21,6 +23,12 @@ def _name(value: Any, kinds: tuple[type, ...] = (str,)) -> Any:
     if not isinstance(value, kinds) or not str(value).strip():
         raise Refused
     return value
+
+
+def _folders(value: Any) -> Mapping[str, str | Path]:
+    if not isinstance(value, Mapping) or not all(isinstance(folder, str | Path) for folder in value.values()):
+        raise Refused
+    return MappingProxyType(dict(value))
 
 
 @nearest_names({})
@@ -33,6 +41,8 @@ class ModelSpec:
         config: the engine's settings.
         aliases: other names of the model.
         preload: start to load the model when the block is entered. Entering does not wait for the load.
+        adapters: folders of LoRA adapters by their names, which are loaded with the model. Each name is a name of the
+            model, too. If the settings have no room for adapters, there is room for these.
 
     Raises:
         InvalidRequest: a value has another type.
@@ -48,6 +58,9 @@ class ModelSpec:
     )
     aliases: tuple[str, ...] = checked((), several(_name, 1_000, "a tuple of names"), kw_only=True)
     preload: bool = checked(False, flag(), kw_only=True)
+    adapters: Mapping[str, str | Path] = field(
+        factory=dict, kw_only=True, hash=False, metadata=by(Check(_folders, "a mapping of names to folders"))
+    )
     _parts: tuple[Callable[[], Engine], int] | None = field(default=None, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
@@ -69,7 +82,8 @@ class ModelSpec:
 
     def new_engine(self) -> Engine:
         """Returns a new engine of the model, which is not entered yet."""
-        return Engine(self.model, config=self.config) if self._parts is None else self._parts[0]()
+        config = with_adapters(self.config, [Path(folder) for folder in self.adapters.values()])
+        return Engine(self.model, config=config) if self._parts is None else self._parts[0]()
 
     @property
     def known_needs(self) -> DeviceMemory | None:
@@ -113,7 +127,7 @@ class ModelSpec:
         prepare_openmp()
         from ..models.blueprints.estimate import estimate
 
-        return estimate(self.model, self.config)
+        return estimate(self.model, with_adapters(self.config, [Path(folder) for folder in self.adapters.values()]))
 
 
 def check_fits(name: str, needs: DeviceMemory, budget: int | None, what: str) -> None:

@@ -326,6 +326,8 @@ class Residents:
         name, began = resident.books.name, anyio.current_time()
         resident.why, resident.leave = "", anyio.Event()
         async with resident.spec.new_engine() as engine:
+            for adapter, folder in resident.spec.adapters.items():
+                await engine.load_adapter(adapter, folder)
             held = counted_memory(engine)
             check_fits(name, held, self.budget, "was loaded and needs")
             resident.engine, resident.failure = engine, None

@@ -71,6 +71,9 @@ _TEMPLATE = "A Jinja template that is used in place of the model's own. With sev
 _DRAFT_HEAD = "A small model that proposes draft tokens: an assistant of Gemma 4. With several models: NAME=MODEL."
 _CALLS = "The format in which the models write tool calls, such as hermes. Default: found for each checkpoint."
 _LOG = "The form of the lines of the log and the access log, on standard error: text, or a JSON object each."
+_ADAPTER = (
+    "A LoRA adapter in FOLDER, served under the name NAME. May be repeated. With several models: MODEL=NAME=FOLDER."
+)
 _LONGEST = (
     "The most tokens of a prompt and its answer together. With several models: NAME=N. Default: as many as the model "
     "and the memory allow."
@@ -144,6 +147,7 @@ class _Serve(HelpPage):
 @click.option("--certfile", type=_FILE, help="The file of the TLS certificate, PEM.")
 @click.option("--keyfile", type=_FILE, help="The file of the certificate's key, PEM.")
 @click.option("--chat-template", multiple=True, metavar="[NAME=]FILE", help=_TEMPLATE)
+@click.option("--adapter", "adapters", multiple=True, metavar="NAME=FOLDER", help=_ADAPTER)
 @click.option("--tool-format", help=_CALLS)
 @click.option("--draft-head", "draft_heads", multiple=True, metavar="[NAME=]MODEL", help=_DRAFT_HEAD)
 @click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help=_LOG)
@@ -228,6 +232,25 @@ def by_model(flag: str, given: tuple[str, ...], models: Collection[str]) -> dict
     return found
 
 
+def adapters_of(given: tuple[str, ...], models: Collection[str]) -> dict[str, dict[str, str]]:
+    """Returns the folders of the adapters of each model, by the adapters' names.
+
+    Raises:
+        InvalidRequest: an adapter has no name, no folder or no model, or a name comes twice.
+    """
+    found: dict[str, dict[str, str]] = {model: {} for model in models}
+    for one in given:
+        model, _, rest = one.partition("=")
+        if model not in models or "=" not in rest:
+            model, rest = next(iter(models)), one
+        name, _, folder = rest.partition("=")
+        if not (name and folder) or (rest is one and len(models) > 1) or name in found[model]:
+            told = "NAME=FOLDER, each name once" if len(models) == 1 else "MODEL=NAME=FOLDER, each name once"
+            raise InvalidRequest(f"--adapter {shown(one)}; allowed: {told}")
+        found[model][name] = folder
+    return found
+
+
 def _name_of(model: str) -> str:
     """Returns the name of a model: a hub id unchanged, the last part of the path of a folder or of a GGUF file, or the
     name that Ollama has for it."""
@@ -274,14 +297,19 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
     for name, head in by_model("--draft-head", given["draft_heads"], models).items():
         check_model(head)
         own[name]["draft_head"] = head
-    specs = {}
+    adapters, specs = adapters_of(given["adapters"], models), {}
     for name, path in models.items():
         config, folder = EngineConfig(**own[name]), model_named(path)
         if given["cluster"]:
+            if adapters[name]:
+                raise InvalidRequest(
+                    f"--adapter with --cluster, where {name} can have no adapters; leave one of them out"
+                )
             specs[name] = serve.replicas.cluster_spec(folder, config, given)
         else:
             check_model(folder)
-            specs[name] = ModelSpec(folder, config=evolve(config, observer=observers.of(name)))
+            config = evolve(config, observer=observers.of(name))
+            specs[name] = ModelSpec(folder, config=config, adapters=adapters[name])
     return Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
 
 

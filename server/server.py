@@ -117,7 +117,9 @@ class Server:
         self.media = Media(self.settings)
         self.answers = {name: Counter() for name in self.engines.models}
         self.abilities = {name: spec.abilities for name, spec in self.engines.models.items()}
-        self.folders = known_folders(str(spec.model) for spec in self.engines.models.values())
+        self.folders = known_folders(
+            str(path) for spec in self.engines.models.values() for path in (spec.model, *spec.adapters.values())
+        )
         self.metrics = Metrics(self.engines, self.budget, self.sockets)
         self.observers.listeners += (self.metrics.heard, self.watchers.hear)
 

@@ -80,6 +80,7 @@ async def asked(
             "sampling": sampling,
             "priority": body.priority or 0,
             "request_id": exchange_of(request).id,
+            "adapter": server_of(request).engines.adapter_of(body.model),
         }
         yield engine, tools, query
 

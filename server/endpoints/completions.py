@@ -20,7 +20,7 @@ from ..body import read_json
 from ..event_stream import DONE, Events, EventStream
 from ..schemas.base import Usage as UsageObject
 from ..schemas.completions import CompletionAnswer, CompletionChoice, CompletionRequest
-from .common import answered, engine_of, exchange_of, new_id, now, tokens_of
+from .common import answered, engine_of, exchange_of, new_id, now, server_of, tokens_of
 from .sampling import Places, completion_logprobs, places_of, sampling_of, structure_of, usage_of
 from .together import streams_together
 
@@ -55,7 +55,12 @@ def _queries(request: Request, body: CompletionRequest) -> list[dict[str, Any]]:
         logprobs=body.logprobs,
         structure=structure_of(body, body.response_format),
     )
-    shared = {"sampling": sampling, "priority": body.priority or 0, "request_id": exchange_of(request).id}
+    shared: dict[str, Any] = {
+        "sampling": sampling,
+        "priority": body.priority or 0,
+        "request_id": exchange_of(request).id,
+    }
+    shared["adapter"] = server_of(request).engines.adapter_of(body.model)
     prompts = ({"prompt": one} if isinstance(one, str) else {"prompt_token_ids": one} for one in body.prompts())
     return [{**prompt, **shared} for prompt in prompts]
 

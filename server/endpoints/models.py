@@ -13,19 +13,24 @@ from .common import answered, server_of
 
 
 async def list_models(request: Request) -> Response:
-    """The models that are served."""
+    """The models that are served, and their adapters."""
     server = server_of(request)
-    return answered(ModelList(object="list", data=[_model(server, name) for name in server.engines.models]))
+    return answered(
+        ModelList(
+            object="list", data=[_model(server, name) for name in (*server.engines.models, *server.engines.adapters)]
+        )
+    )
 
 
 async def show_model(request: Request) -> Response:
     """One of the models that are served."""
     server = server_of(request)
-    return answered(_model(server, server.engines.name_of(request.path_params["model"])))
+    asked, engines = request.path_params["model"], server.engines
+    return answered(_model(server, engines.adapter_of(asked) or engines.name_of(asked)))
 
 
 def _model(server: Server, name: str) -> Model:
-    model = server.engines.statistics()[name]
+    model = server.engines.statistics()[server.engines.name_of(name)]
     positions = None if model.description is None else model.description.max_positions
     return Model(
         id=name, object="model", created=server.started, owned_by="triolet", state=model.state, max_model_len=positions

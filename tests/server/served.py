@@ -162,7 +162,9 @@ class _Look(trio.abc.Instrument):
 
 
 @contextmanager
-def served(models: Mapping[str, str], *, clock: MockClock | None = None, **settings: Any) -> Iterator[Served]:
+def served(
+    models: Mapping[str, str | ModelSpec], *, clock: MockClock | None = None, **settings: Any
+) -> Iterator[Served]:
     """A server of ``models`` on a free port, for the block. Its error, if it has one, is raised at the end.
 
     Args:
@@ -174,7 +176,9 @@ def served(models: Mapping[str, str], *, clock: MockClock | None = None, **setti
     async def main() -> None:
         observers = Observers()
         specs = {
-            name: ModelSpec(path, config=EngineConfig(device="cpu", observer=observers.of(name)))
+            name: path
+            if isinstance(path, ModelSpec)
+            else ModelSpec(path, config=EngineConfig(device="cpu", observer=observers.of(name)))
             for name, path in models.items()
         }
         async with Engines(specs) as engines:
