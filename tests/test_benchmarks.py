@@ -49,6 +49,9 @@ PRINTED = {
         "holds: encoder outputs evicted: ",
     ],
     "memory.py hours --count 1": ["holds: the recording was read to its end", CLAIM + "grown by "],
+    "adapters.py --hidden 256 --layers 1 --rank 4 --tokens 4 --rounds 1": [
+        CLAIM + r"8 adapters in a batch of 8 rows: \d+\.\d\d times as long as without"
+    ],
     "draft_heads.py --shape tiny --rounds 1 --tokens 12": [
         r"tiny, 12 tokens: without [\d.]+ s, with drafts [\d.]+ s, "
     ],
