@@ -21,7 +21,7 @@ from .gguf_folder import NOTE
 from .gguf_tensors import noted_tensors
 from .parts import cut_off, leaving_out
 from .quantized import READ, quantization_of, quantized_tensors
-from .settings import FileSettings
+from .settings import FileSettings, read_json
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
 from .unread import UnreadSlice
@@ -54,7 +54,8 @@ def load_module(
         lazily: matrices in safetensors are `UnreadTensor`, which are read when they are needed.
 
     Raises:
-        UnsupportedModel: the library that quantized the weights is not installed.
+        UnsupportedModel: the library that quantized the weights is not installed, or a GGUF file has weights that the
+            model does not have.
         CheckpointError: weights are missing (transformers would fill them at random), damaged, or of another shape.
     """
     with TURNS.quiet():
@@ -66,6 +67,12 @@ def load_module(
         raise CheckpointError(
             f"{folder} lacks {len(missing)} weights that its config.json asks for: {shown}; "
             "download or save the checkpoint again"
+        )
+    others = sorted(told["unexpected_keys"])
+    if others and find_weights(folder)[0].name == NOTE:
+        raise UnsupportedModel(
+            f"{read_json(folder / NOTE).get('file')} has weights that {loader} of transformers does not have: "
+            f"{', '.join(others[:_NAMED])}; give the checkpoint that it was converted from"
         )
     if told["error_msgs"]:
         raise CheckpointError(f"the weights of {folder} cannot be used: {'; '.join(told['error_msgs'])}")

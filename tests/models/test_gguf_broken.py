@@ -22,6 +22,7 @@ from triolet.models.checkpoints.gguf_folder import settings_folder
 from triolet.models.checkpoints.gguf_models import read_gguf_config
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
 from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
+from triolet.models.checkpoints.loading import load_module
 
 from ..checkpoints.gguf_files import tiny, write_gguf
 
@@ -287,6 +288,10 @@ def test_what_would_change_the_computation_and_is_not_known_is_refused(tmp_path)
     folder = settings_folder(write_gguf(tmp_path / "n.gguf", "llama", made, more=more))
     with pytest.raises(UnsupportedModel, match=r"has the tensor blk.0.attn_sinks.weight, which LlamaForCausalLM of"):
         noted_tensors(folder / "gguf.json")
+    more = lambda writer, _: writer.add_tensor("blk.0.attn_q_norm.weight", np.ones(64, np.float32))  # noqa: E731
+    folder = settings_folder(write_gguf(tmp_path / "q.gguf", "llama", made, more=more))
+    with pytest.raises(UnsupportedModel, match=r"q.gguf has weights .* does not have: .*self_attn.q_norm.weight"):
+        load_module("LlamaForCausalLM", folder, torch.float32)
     more = lambda writer, _: writer.add_tensor("rope_freqs.weight", np.linspace(1, 9, 32).astype(np.float32))  # noqa: E731
     with pytest.raises(UnsupportedModel, match=r"factors of positions .* that are not Llama 3.1's"):
         settings_folder(write_gguf(tmp_path / "o.gguf", "llama", made, more=more))
