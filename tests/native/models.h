@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 constexpr int POSITIONS = 700, LAYERS = 2, SLOTS = 3;
@@ -71,6 +72,7 @@ struct Made {
     Turns turns;
     int heads, kv_heads, size, value_size, embeddings, most_format, cross_heads, cross_size, kv_format;
     int experts = 0, asked = 0;     // of a row; or there are none
+    int adapters = 0;               // slots of them, or none
     bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all of their sequence
     int part;                       // rows of each chunk of a joined sequence without a state
     bool stated;                    // and are fed part by part: they see some blocks before their own
@@ -183,10 +185,30 @@ struct Made {
         return keep({PACKED, inputs, outputs, panels, nullptr, nullptr, sections, order, count}, plain);
     }
 
+    // What adapters add to a linear layer of all rows
+    int adapt(int from, int outputs, bool gated, bool normed) {
+        const int panels = (outputs + PANEL - 1) / PANEL * (gated ? 2 : 1), rank = draw.of({1, 5, 32, 40}), inputs = draw.upto(1, rank);
+        const int low = buffer(rank), added = buffer(panels * PANEL), each = (rank + PANEL - 1) / PANEL * PANEL;
+        Operation& down = add(ADAPT, from, low);
+        if (normed) norm(down);
+        down.matrix = matrix(widths[from], adapters * each, false, most_format), down.size = rank;
+        down.heads = 1, down.kv_heads = adapters;
+        Operation& up = add(ADAPT, low, added);
+        up.matrix = matrix(inputs, adapters * panels * PANEL, false, FLOAT32), up.size = panels * PANEL;
+        up.heads = 1, up.kv_heads = adapters, up.distance_count = panels;
+        int32_t* places = arena.take<int32_t>(panels);
+        for (int p = 0; p < panels; p++) places[p] = p && draw.one_in(2) ? places[p - 1] : draw.upto(0, rank - inputs);
+        up.places = places;
+        return added;
+    }
+
     Operation& linear(int from, int to, int ending, bool normed) {
+        const bool gated = ending == GATED || ending == GATED_BY, adapted = adapters && ending != CAPPED && draw.one_in(2);
+        const int added = adapted ? adapt(from, widths[to], gated, normed) : 0;
         Operation& o = add(LINEAR, from, to);
+        o.delta = adapted, o.table = added;
         if (normed) norm(o);
-        o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY, most_format);
+        o.matrix = matrix(widths[from], widths[to], gated, most_format);
         o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU, SIGMOID, QUICK_GELU, RELU_SQUARED});
         o.cap = ending == CAPPED ? 5.0f : draw.of({0.0f, 0.5f}), o.soft_cap = draw.of({0.0f, 1.0f, 0.8f});
         o.scale = draw.of({0.0f, 1.0f, 0.7f});
@@ -321,6 +343,7 @@ struct Made {
         const int attended = buffer(narrow), seen = paged ? buffer(heads * values) : attended, queries = buffer(narrow);
         const int inner = buffer(draw.upto(1, 150)), added = buffer(widths[hidden]), last = buffer(widths[hidden]);
         int room[5];
+        adapters = draw.one_in(2) ? draw.of({1, 2, 5}) : 0;
         if (draw.one_in(3)) {
             experts = draw.of({1, 2, 3, 5, 70}), asked = draw.one_in(2) ? std::min(experts, 6) : draw.upto(1, std::min(experts, 6));
             const int widths_of[] = {experts, asked, asked * draw.of({1, 20, 32, 70}), asked * widths[hidden], 1};
@@ -421,7 +444,9 @@ struct Made {
         norm(final);
         final.wanted = 1;
         const int logits = buffer(draw.one_in(8) ? 1500 : draw.upto(1, 130));
+        const int slots = std::exchange(adapters, 0);  // those rows have none
         linear(last, logits, capped ? CAPPED : STORE, false).wanted = 2;
+        adapters = slots;
     }
 
 };
@@ -462,4 +487,5 @@ struct Sequence {
     std::vector<int32_t> tokens, types;  // whose embeddings the inputs are, or none
     std::vector<Wish> wishes;     // of each position
     std::map<int, std::vector<float>> states;  // behind so many positions, as they were first found
+    int adapter = -1;             // its slot, or none
 };

@@ -30,7 +30,7 @@ inline Row normed(const Operation& o, const Row& x, const float* gain, int norm)
 }
 
 // `outputs` of a matrix, from output `first` on; what gates are multiplied with is `apart` from them
-inline Row product(const Made& made, const Operation& o, Row x, const Row& before, int first, int outputs, int apart) {
+inline Row product(const Made& made, const Operation& o, Row x, const Row& before, int first, int outputs, int apart, const Row& more = {}) {
     const Matrix& m = *o.matrix;
     const std::vector<float>& weights = made.weights.at(&m);
     if (o.norm) x = normed(o, x, o.gain, o.norm);
@@ -46,7 +46,7 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
     }
     auto output = [&](int own) {
         const int out = first + own;
-        double sum = m.bias ? m.bias[out] : 0;
+        double sum = (m.bias ? m.bias[out] : 0) + (more.empty() ? 0 : more[out]);
         for (int in = 0; in < m.inputs; in++) sum += x[in] * weights[(size_t)out * m.inputs + in];
         return sum;
     };
@@ -253,7 +253,14 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         const int group = o.kv_heads ? o.heads / o.kv_heads : 0, behind = o.kv_heads * o.size;
         if (o.kind == NORM) to = normed(o, Row(x), o.gain, o.norm);
         for (double& v : to) v = o.kind == NORM && o.ending == ACTIVATED ? activated(v, o.activation) : v;
-        if (o.kind == LINEAR) to = product(made, o, x, to, 0, made.widths[o.to], o.matrix->panels / 2 * PANEL);
+        const Row more = o.kind == LINEAR && o.delta && one.adapter >= 0 ? rows[position][o.table] : Row();
+        if (o.kind == LINEAR) to = product(made, o, x, to, 0, made.widths[o.to], o.matrix->panels / 2 * PANEL, more);
+        for (int p = 0; o.kind == ADAPT && one.adapter >= 0 && p * PANEL < o.size; p++) {
+            const int first = (one.adapter * (o.matrix->panels / o.kv_heads) + p) * PANEL, begin = o.places ? o.places[p] : 0;
+            const Row own(x.begin() + begin, o.places ? x.begin() + begin + o.matrix->inputs : x.end());
+            const Row found = product(made, o, own, {}, first, std::min(PANEL, o.size - p * PANEL), 0);
+            std::copy(found.begin(), found.end(), to.begin() + p * PANEL);
+        }
         std::vector<int>& chosen = asked[position];
         if (o.kind == ROUTE) chosen = routed(o, x, to, gap);
         // who computes otherwise by so little may choose others, and so may all who attend to this row

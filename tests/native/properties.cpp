@@ -21,7 +21,7 @@ void check(bool right, const char* promise, uint32_t seed) {
 }
 
 struct Plan {
-    std::vector<int32_t> positions, chunks, tables, wanted, tokens, types, seen;
+    std::vector<int32_t> positions, chunks, tables, wanted, tokens, types, adapters, seen;
     std::vector<Draw> draws;
     std::vector<Edit> edits;
     std::vector<Found> found;
@@ -45,7 +45,7 @@ struct Plan {
     Step step(int part = WHOLE) {
         return {(int)positions.size(), (int)wanted.size(), (int)chunks.size() / 4, (int)tables.size(), part,
                 positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
-                types.empty() ? nullptr : types.data(),
+                types.empty() ? nullptr : types.data(), adapters.empty() ? nullptr : adapters.data(),
                 draws.empty() ? nullptr : draws.data(), edits.data(), bans.data(), found.data(), allowed.data(),
                 nullptr, nullptr, seen.empty() ? nullptr : seen.data(), states.data(), copies.data(), saved.data(), saved_rows.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
                 (int)copies.size() / 2, (int)saved.size()};
@@ -147,6 +147,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
                 wishes.push_back(&all[i].wishes[at[i]]);
                 if (looked_up) plan.tokens.push_back(all[i].tokens[at[i]]);
                 if (looked_up && made.typed) plan.types.push_back(all[i].types[at[i]]);
+                if (made.adapters) plan.adapters.push_back(all[i].adapter);
                 plan.positions.push_back(at[i]);
                 plan.wanted.push_back((int)plan.wanted.size());
             }
@@ -211,6 +212,7 @@ void same_bits(uint32_t seed) {
     for (int i = draw.upto(1, 4); i--;) {
         const int length = draw.of({1, 2, 9, 33, 130, i ? 20 : POSITIONS});
         Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings), {}, {}, {}, {}};
+        if (made.adapters) one.adapter = draw.upto(-1, made.adapters - 1);
         for (int j = 0; j < length; j++) {
             one.tokens.push_back(made.words ? draw.upto(0, made.words->outputs - 1) : 0);
             const float* word = made.words ? &made.weights.at(made.words)[one.tokens[j] * made.widths[0]] : nullptr;
@@ -278,6 +280,7 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step, float* 
     for (int i = 0; i < m.most_rows; i++) {
         plan.tokens.push_back(draw.upto(0, words - 1));
         plan.types.push_back(draw.upto(0, made.types - 1));
+        if (made.adapters) plan.adapters.push_back(draw.upto(-1, made.adapters - 1));
         Wish wish(draw, made.widths.back());
         wish.draw.temperature = draw.of(ODD), wish.draw.top_p = draw.of(ODD), wish.draw.min_p = draw.of(ODD);
         wish.draw.point = draw.of(ODD), wish.draw.top_k = draw.of({0, -1, draw.upto(-9, 999)});
@@ -325,12 +328,12 @@ int broken_plans(uint32_t seed, int count) {
         for (int j = 0; j < m.most_rows * made.widths[0]; j++) opened.buffers[0].data[j] = draw.value();
         const Step whole = step;
         std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables,
-                                          &plan.wanted,    &plan.tokens, &plan.types, &plan.seen, &plan.saved_rows};
+                                          &plan.wanted,    &plan.tokens, &plan.types, &plan.seen, &plan.saved_rows, &plan.adapters};
         int32_t* counts[] = {&step.rows, &step.wanted_count, &step.chunk_count, &step.table_size, &step.part};
         const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count, whole.rows, whole.rows,
-                            step.seen ? whole.rows : 0, whole.save_count};
+                            step.seen ? whole.rows : 0, whole.save_count, made.adapters ? whole.rows : 0};
         for (int changes = draw.upto(0, 3); changes--;) {
-            const int which = draw.upto(0, 7);
+            const int which = draw.upto(0, 8);
             const bool counted = draw.one_in(3) || !used[which];
             int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
             number = other(draw, number);
