@@ -52,6 +52,7 @@ _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
     *("<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>"),
 )
 _SPACE = "▁"
+_LONGEST = 4096  # characters of a token, which is tried to be made of two at each of them
 
 
 def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]]:
@@ -143,6 +144,10 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
         scores = [-float(index) for index in range(len(tokens))]
     if len(scores) != len(tokens) or not all(isinstance(one, int | float) for one in scores):
         raise CheckpointError(f"{file.path} has {len(tokens)} tokens with {len(scores)} scores; download it again")
+    if (longest := max(map(len, tokens))) > _LONGEST:
+        raise CheckpointError(
+            f"{file.path} has a token of {longest} characters; allowed: {_LONGEST}. Download it again"
+        )
     unknown = _token(file, tokens, "unknown")
     made = _merging(
         file,

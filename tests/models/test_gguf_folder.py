@@ -173,6 +173,13 @@ def test_the_settings_say_how_texts_begin_and_end(file):
     assert read_json(found / "generation_config.json")["eos_token_id"] == [2]
 
 
+def test_a_token_of_which_merges_would_be_sought_for_hours_is_refused(made, tmp_path):
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a" * (1 << 20)]
+    words = {"pieces": dict.fromkeys(pieces, 0.0)}
+    with pytest.raises(CheckpointError, match=r"m.gguf has a token of 1048576 characters; allowed: 4096"):
+        settings_folder(write_gguf(tmp_path / "m.gguf", "llama", made, words=words))
+
+
 def test_a_vocabulary_of_sentencepiece_merges_by_scores(made, tmp_path):
     """The best token first, whatever the order in the file; bytes for what has no token."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "▁a", "ab", "bc"]
