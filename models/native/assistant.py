@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import define, field
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError
 from .decoders import CausalDecoder, ProgramWriter
-from .library import Ending
+from .library import Ending, Kind
 from .panels import Panels
 from .parts import PackedLinear, norm_of, pack_linears
 from .program import Program
@@ -137,7 +137,7 @@ class Assistant(nn.Module):
         """
         recipe = self._decoder.recipe
         assert recipe is not None, "`unknown` gives the reason"
-        writer = _AssistantWriter(self._decoder, recipe, positions, model)
+        writer = _AssistantWriter(self._decoder, recipe, positions, model=model)
         writer.written.update(self.sources)
         return writer.write()
 
@@ -152,7 +152,7 @@ class Assistant(nn.Module):
 
 @define(eq=False)
 class _AssistantWriter(ProgramWriter):
-    model: Program
+    model: Program = field(kw_only=True)
 
     def enter(self) -> int:
         own: Any = self.decoder.module
@@ -182,8 +182,8 @@ class _AssistantWriter(ProgramWriter):
         told: dict[str, Any] = {"apart": False, "together": False, "least": 0.0, "more": 0.0, "added": None}
         program.route(near, numbers, asked, count, **told, numbers=True, wanted=True)
         program.copy(numbers, left, asked, place=own.width, wanted=True)
-        experts = {"heads": asked, "kv_heads": count, "size": size}
-        program.linear(end, logits, head, Ending.STORE, wanted=True, experts=experts)
+        experts = {"kind": Kind.EXPERTS, "heads": asked, "kv_heads": count, "size": size}
+        program.linear(end, logits, head, Ending.STORE, wanted=True, others=experts)
 
     @property
     def _size(self) -> int:
