@@ -154,7 +154,7 @@ def speech(
 @click.option("--tokens", type=_SEVERAL, default=64, help=_TOKENS)
 @click.option("--together", type=_SEVERAL, multiple=True, default=(8, 32), help=_TOGETHER)
 @click.option("--no-draft-tokens", is_flag=True, help="Let Triolet propose no draft tokens.")
-@click.option("--quality", type=click.Path(exists=True, dir_okay=False), metavar="TEXT", help=_QUALITY)
+@click.option("--quality", type=_FILE, metavar="TEXT", help=_QUALITY)
 @click.option("--against", metavar="MODEL", help=_AGAINST)
 @_common
 def text(
@@ -234,7 +234,10 @@ def _judge(model: Path, against: Path, text: Path, how: dict[str, Any]) -> int:
     _check_packages((), how)
     asked = {variant: settings_of(variant) for variant in dict.fromkeys(how["variants"])}
     found = list[Quality]()
-    words = text.read_text(encoding="utf-8", errors="replace")
+    try:
+        words = text.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InvalidRequest(f"{text} cannot be read: {error.strerror}; give a file with prose to --quality") from error
     for one in qualities(model, against, words, asked, how["threads"]):
         found.append(one)
         write(one.line(found[0]), stdout())

@@ -178,7 +178,7 @@ class LlavaNext(Pictures):
         vision, size = config.vision_config, tuple(map(int, outputs["image_sizes"][0]))
         side, sizes = vision.image_size // vision.patch_size, config.image_grid_pinpoints
         rows, columns = own.get_anyres_image_grid_shape(size, sizes, vision.image_size)
-        shown = own.unpad_image(torch.empty(1, rows * side, columns * side, device="meta"), size)
+        shown = own.unpad_image(torch.empty(1, rows * side, columns * side, dtype=torch.bool, device="meta"), size)
         height, width = self.lines(config, *shown.shape[1:])
         return token * int(side**2 + height * (width + 1))
 

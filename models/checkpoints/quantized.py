@@ -131,7 +131,7 @@ class QuantizedTensor(UnreadSlice):
         own, inputs = self.layout, self.layout.shape[1]
         if not own.is_whole or self.in_int8 or inputs % _GROUP or len(self.shape) != 2:
             return None
-        groups = torch.zeros(inputs) if own.groups is None else own.groups.sort().values
+        groups = torch.zeros(inputs, dtype=torch.int32) if own.groups is None else own.groups.sort().values
         even = [
             size for size in (128, _GROUP) if inputs % size == 0 and bool((groups.view(-1, size).diff() == 0).all())
         ]

@@ -39,12 +39,12 @@ def shapes_of(folder: Path, told: Mapping[str, Any] | None = None) -> dict[str, 
 
 
 def _shape_of(name: str, stored: Any) -> StoredShape:
-    """The shape of a tensor as it is held. Some experts are decoded: those of which two would share a panel, and those
-    whose inputs have an order."""
-    kind = getattr(stored, "block_kind", None)
+    """The shape of a tensor as it is held. Some experts are decoded: those of which two would share a panel, those with
+    an order of inputs, and those in int8."""
+    kind, of_expert = getattr(stored, "block_kind", None), ".experts." in name
     ordered = getattr(stored, "input_order", None) is not None
-    if ".experts." in name and (ordered or stored.shape[0] % _PANEL):
+    if of_expert and (ordered or stored.shape[0] % _PANEL):
         kind = None
-    if isinstance(stored, QuantizedTensor):
-        return StoredShape(stored.shape, torch.int8 if stored.in_int8 else stored.dtype, kind)
+    if isinstance(stored, QuantizedTensor) and stored.in_int8 and not of_expert:
+        return StoredShape(stored.shape, torch.int8, kind)
     return StoredShape(stored.shape, getattr(stored, "narrowest", stored.dtype), kind)

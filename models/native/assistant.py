@@ -85,7 +85,10 @@ class Assistant(nn.Module):
             CheckpointError: they are not those of such an assistant.
         """
         weights = {name: one for name, one in stored.items() if not name.endswith(tuple(f"{n}.weight" for n in _KEYS))}
-        words, joined = weights.pop(_WORDS, None), weights.pop("pre_projection.weight", torch.empty(0, 0))
+        words, joined = (
+            weights.pop(_WORDS, None),
+            weights.pop("pre_projection.weight", torch.empty(0, 0, dtype=torch.float32)),
+        )
         head = weights.pop("lm_head.weight", words)
         halves = torch.split(joined, self.width, 1) if joined.shape[1] == 2 * self.width else ()
         named = {name.removeprefix("model.").removeprefix(_MASKED): one for name, one in weights.items()}

@@ -53,6 +53,7 @@ def test_what_cannot_be_judged_is_refused(run, tmp_path, capsys):
     for words, status, told in (
         (("--model", bert, "--quality", text), 1, "cannot be judged; allowed: decoders with keys and values alone"),
         (("--model", llama, "--quality", text), 1, "allowed: 2 or more"),
+        (("--model", llama, "--quality", "/nowhere"), 1, "/nowhere cannot be read: No such file"),
         (("--model", llama, "--against", llama), 2, "--against is for --quality, which is missing"),
     ):
         assert run("text", *words) == status

@@ -112,7 +112,7 @@ def test_a_model_on_another_device_shares_what_is_shared(start):
     ("settings", "told"),
     [
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantized"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized by mxfp4"),
         ({"attention_chunk_size": 8}, "chunks of 8 positions"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
