@@ -17,18 +17,20 @@ from ..checkpoints.families import make_checkpoint
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
 PROMPTS = [
+    "the cat saw",
     "a dog and a cat that the dog saw " * 4,
     "one two one two one two",
     "mice " * 30,
     "x",
+    "on mats",
 ]
 SAMPLING = [
-    SamplingParams(max_tokens=18, min_tokens=18, logprobs=2),
-    SamplingParams(max_tokens=18, min_tokens=18, temperature=0.9, top_p=0.9, seed=7, logprobs=2),
-    SamplingParams(max_tokens=18, ignore_eos=True),  # chosen where the logits are
-    SamplingParams(max_tokens=18, ignore_eos=True, temperature=0.9, top_p=0.9, seed=7),
+    SamplingParams(max_tokens=24, min_tokens=24, logprobs=2),
+    SamplingParams(max_tokens=24, min_tokens=24, temperature=0.9, top_p=0.9, seed=7, logprobs=2),
+    SamplingParams(max_tokens=24, ignore_eos=True),  # chosen where the logits are
+    SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, top_p=0.9, seed=7),
 ]
-BEAMS = SamplingParams(max_tokens=12, beam_size=3)
+BEAMS = SamplingParams(max_tokens=16, beam_size=3)
 Bits = tuple[tuple[int, ...], tuple[float, ...], float | None]
 
 

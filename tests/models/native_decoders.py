@@ -213,8 +213,6 @@ ALIKE = {
 ALIKE |= {"neox, one after the other", "gpt2", "qwen3_moe", "olmoe", "granitemoeshared", "ernie4_5_moe"}
 ALIKE |= {"glm4_moe", "deepseek_v2"}
 """Families whose operations others have, too: the best level is enough."""
-LONG = {"llama", "far window", "heads of 12", "gemma2", "qwen3", "gpt_oss", "deepseek_v3"}
-"""Each way of attention: these also read many pages."""
 LEVELS = [(name, level) for name in CONFIGS for level in ([0] if name in ALIKE else [1, 3, 4])]
 
 

@@ -34,7 +34,7 @@ from triolet.models.native.runner import Runner
 
 from . import native_decoders
 from .fed import MOST_ROWS, Told, assert_same_bits, loaded, sequences_of
-from .native_decoders import CONFIGS, EVEN, HEADS, KEPT, LEVELS, LONG, PADS, SHAPE, decoder_of, expected_of, fed, module
+from .native_decoders import CONFIGS, EVEN, HEADS, KEPT, LEVELS, PADS, SHAPE, decoder_of, expected_of, fed, module
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed withou
 def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
     draw = random.Random(3)
     with fed(name, level=level) as one:
-        sequences = sequences_of([150, 1, 40, 900 if name in LONG else 300], 16, draw)
+        sequences = sequences_of([150, 1, 40, 900], 16, draw)
         for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
             expected = expected_of(sequence.tokens, name)
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
