@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,15 @@ _FOREIGN_FILES = {b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  #
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
 _ADAPTERS = ("adapter_model.safetensors", "speech-lora/adapter_model.safetensors")
 _SHARDS = ("*.json", "*.txt", "*.jinja", "model.safetensors", "model-*-of-*.safetensors", *_ADAPTERS)
+_HUB_FILE = re.compile(r"(?P<repository>[^/]+/[^/]+)/(?P<file>.+\.gguf)")
+_PART = re.compile(r"-\d{5}-of-(?=\d{5}\.gguf$)")
 _MERGED = frozenset({"granite_speech", "granite_speech_plus"})  # model types whose adapter is merged when loading
 
 
 def resolve(model: str | Path) -> Path:
     """Returns the folder of ``model``: the folder itself, or the local copy for a hub id, downloaded if needed. A GGUF
-    file, or ``ollama:`` with the name of a model, has a folder with its settings: `settings_folder`.
+    file, on this machine or behind a hub id, or ``ollama:`` with the name of a model, has a folder with its settings:
+    `settings_folder`.
 
     Raises:
         CheckpointError: ``model`` does not exist, is another or a damaged file, or the hub cannot be reached and there
@@ -85,7 +89,7 @@ def local_folder(model: str | Path) -> Path | None:
             return settings_folder(folder)
         raise _is_a_file(folder)
     if isinstance(model, Path) or not _may_be_hub_id(model):
-        raise CheckpointError(f"there is no folder {folder}; allowed: {_ALLOWED}")
+        raise CheckpointError(f"there is no {_kind_of(folder.name)} {folder}; allowed: {_ALLOWED}")
     return None
 
 
@@ -103,8 +107,13 @@ def folder_here(model: str | Path) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     folder = local_folder(model)
-    found = try_to_load_from_cache(str(model), "config.json") if folder is None else None
-    return Path(found).parent if isinstance(found, str) else folder
+    if folder is not None:
+        return folder
+    named = _HUB_FILE.fullmatch(str(model))
+    found = try_to_load_from_cache(*named.groups()) if named else try_to_load_from_cache(str(model), "config.json")
+    if not isinstance(found, str):
+        return None
+    return settings_folder(Path(found)) if named else Path(found).parent
 
 
 def converses(folder: Path) -> bool:
@@ -131,26 +140,54 @@ def _is_a_file(path: Path) -> CheckpointError:
 
 
 def _may_be_hub_id(model: str) -> bool:
-    return bool(model) and model.count("/") <= 1 and not model.startswith((".", "/", "~")) and "\\" not in model
+    if not model or model.startswith((".", "/", "~")) or "\\" in model:
+        return False
+    return _HUB_FILE.fullmatch(model) is not None if model.endswith(".gguf") else model.count("/") <= 1
+
+
+def _kind_of(name: str) -> str:
+    return "file" if name.endswith(".gguf") else "folder"
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import list_repo_files
 
-    def fetch(*patterns: str) -> Path:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
-
+    named, others = _HUB_FILE.fullmatch(name), None
+    repository, file = named.groups() if named else (name, None)
     try:
-        folder = fetch(*_SHARDS)
-        if not any((folder / weights).is_file() for weights in _WEIGHTS[:2]):
-            folder = fetch("pytorch_model*.bin", "pytorch_model.bin.index.json", MODEL)
+        folder = _download(repository, file)
+        if not any((folder / weights).is_file() for weights in ((file,) if file else (*_WEIGHTS, MODEL))):
+            others = [one for one in list_repo_files(repository) if one.endswith(".gguf")]
     except Exception as error:  # the hub's client raises many kinds: wrapped, not hidden
         hint = f"; did you mean openai/whisper-{name}?" if name in _WHISPER_SIZES else ""
         raise CheckpointError(
-            f"there is no folder {name!r}, and it could not be downloaded from the hub: {type(error).__name__}: "
-            f"{error}; check the name and the network, or give its folder. triolet pull downloads beforehand{hint}"
+            f"there is no {_kind_of(name)} {name!r}, and it could not be downloaded from the hub: "
+            f"{type(error).__name__}: {error}; check the name and the network, or give its folder. triolet pull "
+            f"downloads beforehand{hint}"
         ) from error
-    return folder
+    if others or (file and others is not None):
+        told = f"no {file}" if file else "no weights but those of GGUF files"
+        raise CheckpointError(
+            f"{repository} on the hub has {told}; its GGUF files are {', '.join(others) or 'none'}. Give one of them, "
+            f"as in {repository}/{next(iter(others), 'FILE.gguf')}"
+        )
+    return settings_folder(folder / file) if file else folder
+
+
+def _download(repository: str, file: str | None) -> Path:
+    """Returns the folder of the local copy. It has all parts of the GGUF ``file``, or else what is read of the others,
+    without weights if the repository has none in their layouts."""
+    from huggingface_hub import snapshot_download
+
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
+
+    if file is not None:
+        return fetch(_PART.sub("-*-of-", file))
+    folder = fetch(*_SHARDS)
+    if any((folder / weights).is_file() for weights in _WEIGHTS[:2]):
+        return folder
+    return fetch("pytorch_model*.bin", "pytorch_model.bin.index.json", MODEL)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -24,7 +24,13 @@ TOY = {path.name: path.read_bytes() for path in Path(demo.checkpoint()).iterdir(
 FILES = {
     "me/toy": {**TOY, "model.onnx": b"of another program"},
     "me/slow": TOY,
-    "me/foreign": {"config.json": b"[]", "m.gguf": b"GGUF"},
+    "me/foreign": {"config.json": b"[]", "model.onnx": b"of another program", "model.safetensors": b""},
+    "me/files": {
+        "config.json": b"{}",
+        "a-Q4.gguf": b"GGUF",
+        "b-00001-of-00002.gguf": b"GGUF",
+        "b-00002-of-00002.gguf": b"",
+    },
 }
 REACHED, GO_ON = threading.Event(), threading.Event()
 RUN = """
@@ -137,3 +143,25 @@ def test_a_model_is_downloaded_and_listed_with_its_size_and_what_can_open_it(hub
         "triolet: there is no folder 'me/nobody', and it could not be downloaded from the hub: Rep"
     )
     assert len(told) == 2
+
+
+@pytest.mark.real_time
+def test_a_gguf_file_is_downloaded_alone_or_with_its_parts(hub: str, tmp_path: Path) -> None:
+    """These files are damaged, which is told of the local copies. Of a repository with such files one is asked for."""
+    names = ("me/files/a-Q4.gguf", "me/files/b-00002-of-00002.gguf", "me/files/c.gguf", "me/files")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *(f"pull {name}" for name in names)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=True,
+        env=environment(hub, tmp_path),
+    )
+    place = tmp_path / "hub" / "models--me--files" / "snapshots" / SHA
+    assert sorted(path.name for path in place.iterdir()) == sorted(FILES["me/files"])
+    alone, part, absent, whole = [line for line in done.stderr.splitlines() if line.startswith("triolet: ")]
+    assert alone.startswith(f"triolet: {place}/a-Q4.gguf is a damaged GGUF file")
+    assert part.startswith(f"triolet: {place}/b-00001-of-00002.gguf is a damaged GGUF file")
+    files = "a-Q4.gguf, b-00001-of-00002.gguf, b-00002-of-00002.gguf. Give one of them, as in me/files/a-Q4.gguf"
+    assert absent == f"triolet: me/files on the hub has no c.gguf; its GGUF files are {files}"
+    assert whole == f"triolet: me/files on the hub has no weights but those of GGUF files; its GGUF files are {files}"

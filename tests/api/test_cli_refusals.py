@@ -60,7 +60,8 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     for command in ("transcribe a.wav --model {}", "generate {} hi", "embed {} hi"):
         told = "there is no folder ./absent; allowed: a checkpoint's folder or a hub id such as"
         yield command.format("./absent"), 1, told.replace("./", "")
-    yield "generate /absent/folder/of/mine hi", 1, "there is no folder /absent/folder/of/mine; allowed"
+    for absent in ("folder /absent/folder/of/mine", "file absent.gguf"):
+        yield f"generate {absent.split()[1]} hi", 1, f"there is no {absent}; allowed"
     yield "generate empty hi", 1, "empty has no config.json, so it is not a checkpoint; give a folder that save_pre"
     yield "embed a.gguf hi", 1, "a.gguf is a damaged GGUF file: it ends within its version; download it again"
     yield "transcribe a.wav --model ct2", 1, "ct2 has a TransformerSpec of CTranslate2; allowed of its models: Whisp"
