@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from .stored import StoredTensor
 from .weights import open_weights
 
 _PANEL = 32  # outputs that the native library packs together
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
+_TOGETHER = re.compile(r"(?<=\.)(?:([qkvg]_proj)|gate_proj|up_proj|w1|w3)(?=\.weight$)")
 
 
 @frozen
@@ -34,8 +37,25 @@ def shapes_of(folder: Path, told: Mapping[str, Any] | None = None) -> dict[str, 
         told: the quantization that config.json names.
     """
     if told is not None and told["quant_method"] in READ:
-        return {name: _shape_of(name, one) for name, one in stored_weights(folder, StoredTensor, told).items()}
-    return {name: _shape_of(name, one) for path in find_weights(folder) for name, one in open_weights(path).items()}
+        found = {name: _shape_of(name, one) for name, one in stored_weights(folder, StoredTensor, told).items()}
+    else:
+        stored = [open_weights(path) for path in find_weights(folder)]
+        found = {name: _shape_of(name, one) for each in stored for name, one in each.items()}
+    joined: dict[str, list[str]] = {}
+    for name in found:
+        joined.setdefault(_matrix_of(name), []).append(name)
+    for names in joined.values():
+        kinds = {found[name].kind for name in names}
+        odd = None in kinds or any(found[name].shape[0] % _PANEL for name in names)
+        if len(kinds) > 1 and odd:  # such blocks cannot lie together
+            found |= {name: StoredShape(found[name].shape, torch.float32) for name in names}
+    return found
+
+
+def _matrix_of(name: str) -> str:
+    """Returns a name for the matrix that a linear layer is packed into: queries, keys and values are neighbours, and so
+    are gates and what they multiply, and all experts of a layer."""
+    return _TOGETHER.sub(lambda found: "read" if found[1] else "widen", _EXPERT.sub(".experts.", name))
 
 
 def _shape_of(name: str, stored: Any) -> StoredShape:

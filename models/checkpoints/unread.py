@@ -128,6 +128,13 @@ class UnreadTensor(Tensor):
         made: UnreadTensor = UnreadTensor(self.shape[1:], self.dtype, self.source.part(index))
         return made
 
+    def joined_rows(self) -> list[UnreadTensor]:
+        """Returns the tensors that this one joins row by row, or this one alone."""
+        own = self.source
+        if isinstance(own, _Joined) and own.join is torch.cat and own.dim == 0 and not self.kept:
+            return own.tensors
+        return [self]
+
     def read_part(self, index: int) -> Tensor:
         """Returns the values at ``index`` of the first dimension. They are read alone if they can be."""
         if self.kept or not self.source.has_parts:

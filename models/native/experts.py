@@ -62,11 +62,14 @@ class PackedExperts(nn.Module):
 
 def _in_blocks(weights: Any, bias: Tensor | None, *, planes: int) -> Panels | None:
     """Packs matrices [experts, outputs, inputs] of quantized blocks, each in panels of its own; ``None``: they have
-    other numbers, or panels with outputs of two experts."""
+    other numbers, or panels with outputs of two experts. Gates may have blocks of another kind than values."""
     if weights.shape[1] % PANEL or not hasattr(weights, "unread_part"):
         return None
-    parts = [weights.unread_part(index) for index in range(len(weights))]
-    if any(part is None or part.input_order is not None for part in parts):  # an order would be each expert's own
+    each = [weights.unread_part(index) for index in range(len(weights))]
+    if any(one is None for one in each):
+        return None
+    parts = [half for one in each for half in one.joined_rows()]
+    if any(part.input_order is not None for part in parts):  # an order would be each expert's own
         return None
     return Panels.of_blocks(parts, None if bias is None else bias.detach().flatten(), planes=planes)
 

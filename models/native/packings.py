@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ctypes import Array
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,14 +58,12 @@ def pack_blocks(weights: Sequence[Any], order: Tensor | None = None) -> tuple[Te
     kinds: list[Any] = [getattr(weight, "block_kind", None) for weight in weights]
     if any(kind not in PACKINGS for kind in kinds) or (order is not None and len(set(kinds)) > 1):
         return None
-    if len(set(kinds)) == 1:
-        parts: list[list[Any]] = [list(weights)]
-    else:
-        parts = [[weight] for weight in weights]
+    runs = [(kind, list(run)) for kind, run in groupby(weights, attrgetter("block_kind"))]
+    parts: list[list[Any]] = [part for _, part in runs]
     if any(sum(map(len, part)) % _PANEL for part in parts[:-1]):
         return None
     library, inputs = _library(), weights[0].shape[1]
-    sections = tuple(Section(kinds[index], -(-sum(map(len, part)) // _PANEL)) for index, part in enumerate(parts))
+    sections = tuple(Section(kind, -(-sum(map(len, part)) // _PANEL)) for kind, part in runs)
     packed = roomy_empty((sum(section.bytes_for(inputs) for section in sections),), torch.uint8)
     begin = 0
     for section, part in zip(sections, parts, strict=True):
@@ -97,24 +97,33 @@ def _in_panels(weights: Sequence[Any], order: Tensor | None) -> Iterator[Tensor]
 def unpack_rows(packed: Tensor, sections: Sequence[Section], inputs: int, places: Tensor) -> Tensor:
     """Returns the weights of the outputs ``places``, float32 [places, inputs]."""
     found = torch.empty(len(places), inputs, dtype=torch.float32)
-    first = begin = 0
-    for section in sections:
-        outputs = section.panels * _PANEL
-        own = torch.nonzero((places >= first) & (places < first + outputs))[:, 0]
+    low, high = (int(places.min()), int(places.max())) if len(places) else (0, -1)
+    for section, first, begin in _placed(sections, inputs):
+        end = first + section.panels * _PANEL
+        if high < first or low >= end:  # experts have many sections
+            continue
+        own = torch.nonzero((places >= first) & (places < end))[:, 0]
         rows, made = (places[own] - first).contiguous(), torch.empty(len(own), inputs, dtype=torch.float32)
         _library().unpack(PACKINGS[section.kind], packed[begin:], inputs, rows, made)
         found[own] = made
-        first, begin = first + outputs, begin + section.bytes_for(inputs)
     return found
 
 
 def section_data(packed: Tensor, sections: Sequence[Section], inputs: int) -> Array[SectionData]:
     """Returns the sections as the library reads them."""
-    found, begin = [], packed.data_ptr()
-    for section in sections:
-        found.append(SectionData(PACKINGS[section.kind], section.panels, begin))
-        begin += section.bytes_for(inputs)
+    found = [
+        SectionData(PACKINGS[section.kind], section.panels, packed.data_ptr() + begin)
+        for section, _, begin in _placed(sections, inputs)
+    ]
     return (SectionData * len(found))(*found)
+
+
+def _placed(sections: Sequence[Section], inputs: int) -> Iterator[tuple[Section, int, int]]:
+    """Yields each section, its first output, and the place of its first byte."""
+    first = begin = 0
+    for section in sections:
+        yield section, first, begin
+        first, begin = first + section.panels * _PANEL, begin + section.bytes_for(inputs)
 
 
 def _library() -> Library:

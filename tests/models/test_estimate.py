@@ -194,12 +194,15 @@ def test_blocks_of_a_gguf_file_count_as_they_are_held_and_none_is_decoded(tmp_pa
     }
 
 
-@pytest.mark.parametrize("name", ["phi3", "qwen3moe"])
-def test_a_file_of_blocks_counts_decoded_if_torch_computes_it_and_so_do_no_experts(tmp_path, monkeypatch, name):
-    """The library does not compute the positions of the first."""
+@pytest.mark.parametrize(
+    ("name", "others"), [("phi3", {}), ("qwen3moe", {}), ("qwen3moe", {"attn_k": "F16", "ffn_gate_exps": "F16"})]
+)
+def test_a_file_of_blocks_counts_decoded_where_it_is_decoded(tmp_path, monkeypatch, name, others):
+    """The library does not compute the positions of the first. Experts stay in blocks, also if gates have another kind
+    than what they multiply; no matrix has both blocks and plain numbers."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     architecture, config, model, changes, more = MODELS[name]
-    made, kinds = tiny(config, model, **changes), {**MIXED, "ffn_up_exps": MIXED["ffn_gate_exps"]}
+    made, kinds = tiny(config, model, **changes), {**MIXED, **others}
     file = write_gguf(tmp_path / "m.gguf", architecture, made, kinds=kinds, more=more)
     thought, found = estimate(file, EngineConfig(device="cpu")), held(file, EngineConfig(device="cpu"))
     assert found["weights"] - 10_000 <= thought.by_owner["weights"] - ODDS <= found["weights"] * 1.06

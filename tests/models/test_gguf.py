@@ -228,10 +228,10 @@ def test_the_engine_writes_the_tokens_of_the_decoded_weights(name, tmp_path, ope
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", ["biased", "gemma3", "qwen3moe"])
 def test_blocks_stay_as_they_are(name, quantization, tmp_path, open_driver):
-    """Every matrix: also those of kinds that lie together, of experts, of words; and no number is decoded to be kept.
-    In int8 inputs have 8 bits, the weights are the same."""
+    """Every matrix: also those of kinds that lie together, of experts whose gates have another kind than what they
+    multiply, of words; and no number is decoded to be kept. In int8 inputs have 8 bits, the weights are the same."""
     architecture, config, model, changes, more = MODELS[name]
-    made, kinds = tiny(config, model, **changes), {**MIXED, "ffn_up_exps": MIXED["ffn_gate_exps"], "output": "Q6_K"}
+    made, kinds = tiny(config, model, **changes), {**MIXED, "output": "Q6_K"}
     path = write_gguf(tmp_path / "m.gguf", architecture, made, kinds=kinds, more=more or (lambda writer, config: None))
     driver = open_driver(path, dtype="float32", quantization=quantization)
     module = driver.executor._open.parts.model.module
