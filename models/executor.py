@@ -56,14 +56,14 @@ _HOST = torch.device("cpu")
 
 
 @contextmanager
-def _still_the_same(folder: Path) -> Iterator[None]:
-    """Turns errors within the block into a `CheckpointError` which says that the checkpoint in ``folder`` has
+def _still_the_same(place: Path) -> Iterator[None]:
+    """Turns errors within the block into a `CheckpointError` which says that the checkpoint at ``place`` has
     changed."""
     try:
         yield
     except (CheckpointError, OSError) as error:
         raise CheckpointError(
-            f"the checkpoint in {folder} has changed since the executor was opened: {error}; restore it, or open "
+            f"the checkpoint {place} has changed since the executor was opened: {error}; restore it, or open "
             "another executor"
         ) from error
 
@@ -283,7 +283,8 @@ class TorchExecutor:
         self._parked.close(handed_on=list(self._opened().parts.model.tensors()))
 
     def _load_again(self, blueprint: Blueprint) -> None:
-        with _still_the_same(blueprint.checkpoint.folder):
+        with _still_the_same(blueprint.checkpoint.place):
+            blueprint.checkpoint.restore()
             if changed := blueprint.checkpoint.changed_files():
                 raise CheckpointError(f"these files were changed or deleted: {', '.join(changed)}")
             if self._take_and_load(blueprint).fingerprint != blueprint.fingerprint:

@@ -124,6 +124,16 @@ def settings_folder(path: Path) -> Path:
     return folder
 
 
+def file_of(folder: Path) -> Path | None:
+    """Returns the GGUF file whose settings ``folder`` has; ``None``: it is another folder.
+
+    Raises:
+        CheckpointError: the note is damaged.
+    """
+    note = folder / NOTE
+    return Path(str(read_json(note).get("file"))) if note.is_file() else None
+
+
 def _is_whole(folder: Path) -> bool:
     return all((folder / name).is_file() for name in _FILES)
 

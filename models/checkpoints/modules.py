@@ -15,6 +15,7 @@ from attrs import field, frozen
 from ...core.errors import UnsupportedModel
 from ...core.model import LayerKV
 from .files import changed_files
+from .gguf_folder import file_of, settings_folder
 
 
 @frozen(kw_only=True)
@@ -52,6 +53,25 @@ class AnyCheckpoint:
     suppress_token_ids: tuple[int, ...] = ()
     begin_suppress_token_ids: tuple[int, ...] = ()
     stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that was read for this
+    gguf: Path | None = field(repr=False)  # the file whose settings ``folder`` has; None: it is a checkpoint of its own
+
+    @gguf.default
+    def _file(self) -> Path | None:
+        return file_of(self.folder)
+
+    @property
+    def place(self) -> Path:
+        """The folder or the file that a user knows the checkpoint by."""
+        return self.folder if self.gguf is None else self.gguf
+
+    def restore(self) -> None:
+        """Makes the settings of a GGUF file anew if they were removed.
+
+        Raises:
+            CheckpointError: the file is damaged or gone, or the folder cannot be written.
+        """
+        if self.gguf is not None:
+            settings_folder(self.gguf)
 
     def changed_files(self) -> tuple[str, ...]:
         """Returns the files, except weights, that have changed since the checkpoint was read."""

@@ -19,6 +19,8 @@ from triolet.models.memory.module import TransformerModel
 
 from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
+from ..checkpoints.gguf_files import tiny, write_gguf
+from .texts import Job
 
 BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
 
@@ -302,6 +304,30 @@ def test_a_checkpoint_that_changed_meanwhile_is_told(
     change(folder)
     driver.executor.wake()
     assert transcribe(driver) == before
+
+
+def test_a_gguf_file_wakes_though_its_settings_were_removed(books, open_driver, tmp_path, monkeypatch):
+    """They are in the user's cache, which may be emptied at any time. Another file is told by its name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    path, other = (
+        write_gguf(tmp_path / f"{seed}.gguf", "llama", tiny("LlamaConfig", "LlamaForCausalLM", seed, **small))
+        for seed in range(2)
+    )
+    driver = open_driver(path)
+    before = driver.run(Job(prompt=(5, 6, 7), max_tokens=4))
+    driver.executor.sleep(keep_weights=False)
+    shutil.rmtree(tmp_path / "cache")
+    driver.executor.wake()
+    assert driver.run(Job(prompt=(5, 6, 7), max_tokens=4)) == before
+    driver.executor.sleep(keep_weights=False)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"the checkpoint .*0.gguf has changed since the executor was opened"):
+        driver.executor.wake()
+    other.rename(path)
+    with pytest.raises(CheckpointError, match="the weights are different"):
+        driver.executor.wake()
+    assert books.check(driver.executor) == {}
 
 
 @pytest.mark.parametrize("family", ["whisper", "llama"])
