@@ -77,7 +77,7 @@ def read_assistant(named: str, model: TextCheckpoint) -> AssistantFiles:
     }
     for fact, value in got.items():
         if value != needed[fact]:
-            told = f"it is made for another model than {model.folder}: {fact} {value}"
+            told = f"it is made for another model than {model.place}: {fact} {value}"
             raise _refused(named, told, f"those of the model, {needed[fact]}")
     parts, asked = config.num_centroids, config.centroid_intermediate_top_k
     if config.use_ordered_embeddings and not (0 < asked <= parts and own.vocab_size % parts == 0):

@@ -19,6 +19,7 @@ from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import Kind
 from ...core.request import Pooling
 from ..checkpoints.files import file_stamps, find_weights
+from ..checkpoints.gguf_folder import file_of
 from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
 from ..checkpoints.quantized import quantization_of, unknown_quantization
@@ -108,8 +109,8 @@ def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
     family = find_family(config)
     if reason := _reason(config, text, family) or _unread(config, architecture, family):
         raise UnsupportedModel(
-            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders whose layers have causal attention, "
-            "full or within a sliding window; and encoders of texts"
+            f"{file_of(folder) or folder} ({plain.get('model_type')}) {reason}; allowed: decoders whose layers have "
+            "causal attention, full or within a sliding window; and encoders of texts"
         )
     aligns = architecture.endswith(_ALIGN)
     if aligns and family is not None:

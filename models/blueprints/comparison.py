@@ -379,4 +379,4 @@ def _compare(
 
 
 def refusal_of(checkpoint: ModuleCheckpoint, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{checkpoint.architecture} in {checkpoint.folder} {reason}; allowed: {checkpoint.allowed}")
+    return UnsupportedModel(f"{checkpoint.architecture} in {checkpoint.place} {reason}; allowed: {checkpoint.allowed}")

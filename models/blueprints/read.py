@@ -56,7 +56,11 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         checkpoint, made = _read(folder)
         stored = isinstance(checkpoint, TextCheckpoint | Checkpoint) and checkpoint.quantized
         if (stored or config.quantization is not None) and device.type != "cpu":
-            told = f"{folder} has quantized weights" if stored else f"quantization={config.quantization!r} is given"
+            told = (
+                f"{checkpoint.place} has quantized weights"
+                if stored
+                else f"quantization={config.quantization!r} is given"
+            )
             raise InvalidRequest(f"{told}, and device={str(device)!r}; allowed: device='cpu'")
         int8 = (stored or config.quantization is not None) and Library.load() is None  # else the library computes
         dtype = find_dtype(config.dtype, device, int8=int8)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from ...core.errors import CheckpointError, EngineClosed, TrioletError, UnsupportedModel
 from ..machine.defaults import OwnDefaults
 from .files import find_weights, is_mapped
-from .gguf_folder import NOTE
+from .gguf_folder import NOTE, file_of
 from .gguf_tensors import noted_tensors
 from .parts import cut_off, leaving_out
 from .quantized import READ, quantization_of, quantized_tensors
-from .settings import FileSettings, read_json
+from .settings import FileSettings
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
 from .unread import UnreadSlice
@@ -58,6 +58,7 @@ def load_module(
             model does not have.
         CheckpointError: weights are missing (transformers would fill them at random), damaged, or of another shape.
     """
+    place = file_of(folder) or folder
     with TURNS.quiet():
         made = None if quantized or is_mapped(folder) else UnreadSlice if lazily else StoredTensor
         module, told = _load_private(loader, folder, dtype, made, left_out=left_out)
@@ -65,17 +66,23 @@ def load_module(
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
         raise CheckpointError(
-            f"{folder} lacks {len(missing)} weights that its config.json asks for: {shown}; "
+            f"{place} lacks {len(missing)} weights that its configuration asks for: {shown}; "
             "download or save the checkpoint again"
         )
+    if odd := sorted(told["mismatched_keys"]):
+        name, got, wanted = odd[0]
+        raise CheckpointError(
+            f"weight {name!r} of {place} has shape {tuple(got)}; its configuration asks for {tuple(wanted)}. Download "
+            "or save the checkpoint again"
+        )
     others = sorted(told["unexpected_keys"])
-    if others and find_weights(folder)[0].name == NOTE:
+    if others and place != folder:
         raise UnsupportedModel(
-            f"{read_json(folder / NOTE).get('file')} has weights that {loader} of transformers does not have: "
+            f"{place} has weights that {loader} of transformers does not have: "
             f"{', '.join(others[:_NAMED])}; give the checkpoint that it was converted from"
         )
     if told["error_msgs"]:
-        raise CheckpointError(f"the weights of {folder} cannot be used: {'; '.join(told['error_msgs'])}")
+        raise CheckpointError(f"the weights of {place} cannot be used: {'; '.join(told['error_msgs'])}")
     if left_out:
         cut_off(module, left_out)
     loaded: nn.Module = module.eval()
@@ -103,7 +110,9 @@ def _load_private(
     own: Any = leaving_out(private(made), left_out) if left_out else private(made)
     own.made_by.discard(threading.get_ident())
     with OwnDefaults(), _errors(loader, folder):
-        module, told = own.from_pretrained(**source, local_files_only=True, dtype=dtype, output_loading_info=True)
+        module, told = own.from_pretrained(
+            **source, local_files_only=True, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     assert threading.get_ident() in own.made_by, (
         "this version of transformers makes modules without a call of get_init_context"
     )
@@ -177,12 +186,13 @@ def _errors(loader: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        place = file_of(folder) or folder
         if isinstance(error, ImportError):
-            raise UnsupportedModel(f"{folder} needs a package that is not installed: {error}") from error
+            raise UnsupportedModel(f"{place} needs a package that is not installed: {error}") from error
         if isinstance(error, TrioletError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise  # given up, or out of memory: nothing is wrong with the checkpoint
         raise CheckpointError(
-            f"{loader} cannot be made from {folder}: {type(error).__name__}: {error}; "
+            f"{loader} cannot be made from {place}: {type(error).__name__}: {error}; "
             f"download or save the checkpoint again{untried()}"
         ) from error
 

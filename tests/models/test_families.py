@@ -162,7 +162,7 @@ def test_a_missing_weight_is_told_by_name_and_not_drawn_at_random(name: str, tmp
     gone = next(key for key in weights if "projector" in key and key.endswith("weight"))
     del weights[gone]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"lacks 1 weights that its config.json asks for: .*projector.*weight"):
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights that its configuration asks for: .*projector.*weight"):
         load(folder)
 
 
@@ -198,7 +198,7 @@ def test_a_weight_of_another_shape_is_refused(tmp_path: Path) -> None:
     name = next(key for key in weights if "projector" in key and key.endswith("bias"))
     weights[name] = weights[name][:-1].clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="LlavaForConditionalGeneration cannot be made from"):
+    with pytest.raises(CheckpointError, match=r"weight .*projector.*bias' of .* has shape .*; its configuration"):
         load(folder)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from torch import nn
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.models.checkpoints.gguf_file import _Header, read_gguf, read_split
@@ -276,6 +277,24 @@ def test_tokens_without_embeddings_are_refused(tmp_path):
     made = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1, vocab_size=300)
     with pytest.raises(CheckpointError, match=r"has 320 tokens, but embeddings of 300; download it again"):
         settings_folder(write_gguf(tmp_path / "m.gguf", "llama", made))
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_weight_of_another_shape_is_told_with_the_name_of_the_file(tmp_path, lazily):
+    """Not with the folder of its settings, which nobody knows."""
+    made = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1, hidden_size=32, intermediate_size=32)
+    made.model.layers[0].mlp.up_proj = nn.Linear(32, 64, bias=False)
+    folder = settings_folder(write_gguf(tmp_path / "m.gguf", "llama", made))
+    with pytest.raises(
+        CheckpointError,
+        match=r"weight .*up_proj.weight' of .*m.gguf has shape \(64, 32\); its configuration asks for \(32, 32\)",
+    ) as told:
+        load_module("LlamaForCausalLM", folder, torch.float32, lazily=lazily)
+    assert str(folder) not in str(told.value)
+    made.model.layers[0].mlp.up_proj = nn.Identity()
+    folder = settings_folder(write_gguf(tmp_path / "lacks.gguf", "llama", made))
+    with pytest.raises(CheckpointError, match=r"lacks.gguf lacks 1 weights .*up_proj"):
+        load_module("LlamaForCausalLM", folder, torch.float32, lazily=lazily)
 
 
 def test_what_would_change_the_computation_and_is_not_known_is_refused(tmp_path):
