@@ -27,7 +27,7 @@ from ..memory.kv import PagedKV
 from ..native.adapters import AdapterSlots, no_adapters
 from ..native.assistant import Assistant
 from ..native.decoders import CausalDecoder
-from ..native.draft_head import DraftHead, make_draft_head
+from ..native.draft_head import DraftHead, DraftLayers, make_draft_head
 from ..native.encoders import TextEncoder
 from ..native.runner import Runner
 from ..native.towers import Tower, known_tower
@@ -43,7 +43,7 @@ _TOGETHER = 1120
 """The most rows that see each other in one call of the native library."""
 
 _DRAFT_HEAD = "draft_head"
-"""The name of a `DraftHead` or an `Assistant` in a module."""
+"""The name of a `DraftLayers` in a module."""
 
 CHAINS = 32
 """The most rows of a call of the native library for an assistant, which reads one row of a sequence."""
@@ -106,7 +106,7 @@ class TextBlueprint(ModuleBlueprint):
                 answers = decoder.pack(int8=int8, answering=not self.has_passed("experts"))
             if answers:
                 self.compare_items(module, partial(list, answers), decoder.answers, "experts")
-            if isinstance(drafts := getattr(module, _DRAFT_HEAD, None), DraftHead | Assistant):
+            if isinstance(drafts := getattr(module, _DRAFT_HEAD, None), DraftLayers):
                 drafts.pack(int8=int8)
         elif decoder is not None:
             decoder.pack(int8=int8)
@@ -158,7 +158,7 @@ class TextBlueprint(ModuleBlueprint):
         else:
             setattr(module, _DRAFT_HEAD, head)
 
-    def _no_drafts(self, head: DraftHead | Assistant, decoder: CausalDecoder | TextEncoder | None) -> str | None:
+    def _no_drafts(self, head: DraftLayers, decoder: CausalDecoder | TextEncoder | None) -> str | None:
         """Returns the reason why the draft head is not used; ``None``: it is.
 
         Raises:
@@ -177,7 +177,7 @@ class TextBlueprint(ModuleBlueprint):
 
     def take_drafts(self, parts: Parts, own: Own) -> DraftParts | None:
         module, network, most = parts.model.module, parts.network, max(LONGEST, self.positions)
-        head: DraftHead | Assistant | None = getattr(module, _DRAFT_HEAD, None)
+        head: DraftLayers | None = getattr(module, _DRAFT_HEAD, None)
         if head is None or network.native is None:
             return None
         base: Any = self._language(module).base_model
@@ -186,6 +186,7 @@ class TextBlueprint(ModuleBlueprint):
             assert isinstance(parts.paged, PagedKV), "an assistant reads the model's keys and values"
             runner = self.open_runner(head.program(network.native.program, most), parts.paged, rows=CHAINS)
             return DraftParts(runner=own("native", runner), paged=parts.paged, found=head.found, **told)
+        assert isinstance(head, DraftHead), "all others are assistants"
         assert self.drafts is not None, "a draft head has keys and values"
         sizes = {"pages": self.chosen.pages, "page_size": self.config.page_size}
         paged = PagedKV.allocate(layers=(self.drafts,), **sizes, dtype=self.kv_dtype, device=self.device)

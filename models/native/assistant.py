@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...core.errors import CheckpointError
 from .decoders import CausalDecoder, ProgramWriter
+from .draft_head import DraftLayers
 from .library import Ending, Kind
 from .panels import Panels
 from .parts import PackedLinear, norm_of, pack_linears
@@ -27,8 +28,8 @@ _KEYS = ("k_proj", "v_proj", "k_norm", "v_norm")
 _MASKED, _WORDS = "masked_embedding.", "model.embed_tokens.weight"
 
 
-class Assistant(nn.Module):
-    """An assistant beside its model. Its weights are missing at first.
+class Assistant(DraftLayers):
+    """An assistant beside its model.
 
     Args:
         module: the whole model.
@@ -40,7 +41,7 @@ class Assistant(nn.Module):
     ordering: Tensor | None
 
     def __init__(self, module: Any, language: Any, config: Any, sources: Mapping[str, int]) -> None:
-        super().__init__()
+        super().__init__(module, language)
         base, text, width = language.base_model, config.get_text_config(), config.backbone_hidden_size
         text.num_kv_shared_layers = 0  # transformers 5.23 makes no layers of which all share keys and values
         self.config, self.sources, self.width, size = text, dict(sources), width, text.hidden_size
@@ -58,21 +59,6 @@ class Assistant(nn.Module):
         if config.use_ordered_embeddings:
             self.centroids = nn.Linear(size, config.num_centroids, bias=False)
             self.ordering = torch.empty(text.vocab_size, dtype=torch.long)
-        self._shared = (module, base.rotary_emb)  # a tuple hides modules that are others' from torch
-
-    @property
-    def base_model(self) -> Any:
-        """The module that has the layers."""
-        return self
-
-    @property
-    def rotary_emb(self) -> Any:
-        """The rotary positions, which are the model's."""
-        return self._shared[1]
-
-    def get_input_embeddings(self) -> Any:
-        """Returns the model's token embedding."""
-        return self._shared[0].get_input_embeddings()
 
     def get_output_embeddings(self) -> Any:
         """Returns the matrix of logits, which is the assistant's own."""
@@ -114,15 +100,9 @@ class Assistant(nn.Module):
             self, self, [near if kind == "sliding_attention" else None for kind in self.config.layer_types]
         )
 
-    def unknown(self) -> str | None:
-        """Returns the reason why the library cannot compute the assistant; ``None``: it can."""
-        return self._decoder.unknown()
-
     def pack(self, *, int8: bool) -> None:
-        """Packs the assistant's matrices."""
-        self._decoder.pack_layers(int8=int8)
-        for name in ("from_words", "from_hidden", "post_projection"):
-            pack_linears(self, (name,), int8=int8)
+        super().pack(int8=int8)
+        pack_linears(self, ("post_projection",), int8=int8)
         if self.ordering is None:
             pack_linears(self, ("head",), int8=int8)
             return

@@ -25,22 +25,18 @@ FREQUENT = 32_768
 """The most tokens that a head chooses from, a multiple of `PANEL`."""
 
 
-class DraftHead(nn.Module):
-    """The draft head of a model whose decoder is ``language``. Its weights are missing at first.
+class DraftLayers(nn.Module):
+    """Layers that propose tokens beside those of a model, whose embeddings and positions they share. The weights are
+    missing at first.
 
     Args:
         module: the whole model.
-        layer: the number of the decoder's layer that the head's layer is like, which attends to all positions.
+        language: the part of ``module`` that decodes text.
     """
 
-    def __init__(self, module: Any, language: Any, layer: int) -> None:
+    def __init__(self, module: Any, language: Any) -> None:
         super().__init__()
-        base = language.base_model
-        self.config, width, norm = base.config, base.config.hidden_size, type(base.norm)
-        self.layers = nn.ModuleList([type(base.layers[layer])(base.config, layer)])
-        self.norm, self.enorm, self.hnorm = (norm(width, eps=self.config.rms_norm_eps) for _ in range(3))
-        self.from_words, self.from_hidden = (nn.Linear(width, width, bias=False) for _ in range(2))
-        self._shared = (module, base.rotary_emb)  # a tuple hides modules that are others' from torch
+        self._shared = (module, language.base_model.rotary_emb)  # a tuple hides others' modules from torch
 
     @property
     def base_model(self) -> Any:
@@ -55,6 +51,38 @@ class DraftHead(nn.Module):
     def get_input_embeddings(self) -> Any:
         """Returns the model's token embedding."""
         return self._shared[0].get_input_embeddings()
+
+    @property
+    def _decoder(self) -> CausalDecoder:
+        """The layers as a decoder."""
+        raise NotImplementedError
+
+    def unknown(self) -> str | None:
+        """Returns the reason why the library cannot compute the layers; ``None``: it can."""
+        return self._decoder.unknown()
+
+    def pack(self, *, int8: bool) -> None:
+        """Packs the layers' matrices, and those before them."""
+        self._decoder.pack_layers(int8=int8)
+        for name in ("from_words", "from_hidden"):
+            pack_linears(self, (name,), int8=int8)
+
+
+class DraftHead(DraftLayers):
+    """The draft head of a model whose decoder is ``language``.
+
+    Args:
+        module: the whole model.
+        layer: the number of the decoder's layer that the head's layer is like, which attends to all positions.
+    """
+
+    def __init__(self, module: Any, language: Any, layer: int) -> None:
+        super().__init__(module, language)
+        base = language.base_model
+        self.config, width, norm = base.config, base.config.hidden_size, type(base.norm)
+        self.layers = nn.ModuleList([type(base.layers[layer])(base.config, layer)])
+        self.norm, self.enorm, self.hnorm = (norm(width, eps=self.config.rms_norm_eps) for _ in range(3))
+        self.from_words, self.from_hidden = (nn.Linear(width, width, bias=False) for _ in range(2))
 
     def get_output_embeddings(self) -> Any:
         """Returns the model's matrix of logits."""
@@ -80,16 +108,6 @@ class DraftHead(nn.Module):
     @property
     def _decoder(self) -> CausalDecoder:
         return CausalDecoder(self, self, (None,))
-
-    def unknown(self) -> str | None:
-        """Returns the reason why the library cannot compute the head; ``None``: it can."""
-        return self._decoder.unknown()
-
-    def pack(self, *, int8: bool) -> None:
-        """Packs the head's own matrices."""
-        self._decoder.pack_layers(int8=int8)
-        for name in ("from_words", "from_hidden"):
-            pack_linears(self, (name,), int8=int8)
 
     def program(self, positions: int) -> Program:
         """Writes the program, which reads hidden states and tokens, and chooses tokens. The model must be packed."""

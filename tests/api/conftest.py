@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import soundfile
 from PIL import Image
+
+from triolet.models.networks.network import Feed
+from triolet.models.speculation import HeadProposer
 
 from ..checkpoints.families import make_checkpoint
 from .hosts import HOSTS, Bench
@@ -54,3 +57,17 @@ def sound(tmp_path: Path) -> Path:
     path = tmp_path / "hum.wav"
     soundfile.write(path, 0.3 * np.sin(np.arange(8000) / 10), 16_000)
     return path
+
+
+@pytest.fixture
+def proposed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What draft heads propose while the test runs: known tokens, and the tokens behind them."""
+    found, plain = list[tuple[tuple[int, ...], tuple[int, ...]]](), HeadProposer.propose
+
+    def propose(proposer: HeadProposer, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
+        each = plain(proposer, feeds)
+        found.extend((tuple(feed.record.tokens), own) for feed, own in zip(feeds, each, strict=True) if own)
+        return each
+
+    monkeypatch.setattr(HeadProposer, "propose", propose)
+    return found

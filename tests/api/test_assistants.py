@@ -27,7 +27,6 @@ from triolet.models.native.library import Library
 from triolet.models.native.program import Program
 from triolet.models.native.runner import Runner
 from triolet.models.networks.network import Feed
-from triolet.models.speculation import HeadProposer
 
 from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.drafting import assistants_allowed, make_assisted
@@ -60,27 +59,17 @@ def models_of(folder: Path, head: Path) -> tuple[Any, Any]:
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), own
 
 
-async def test_an_assistant_proposes_what_transformers_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_assistant_proposes_what_transformers_computes(tmp_path: Path, proposed: list[Any]) -> None:
     """Behind a prompt that takes several steps, and beyond the window."""
-    head, asked = make_assisted(tmp_path), list[tuple[tuple[int, ...], tuple[int, ...]]]()
-    plain = HeadProposer.propose
-
-    def propose(proposer: HeadProposer, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
-        proposed = plain(proposer, feeds)
-        asked.extend((tuple(feed.record.tokens), own) for feed, own in zip(feeds, proposed, strict=True) if own)
-        return proposed
-
-    monkeypatch.setattr(HeadProposer, "propose", propose)
+    head = make_assisted(tmp_path)
     config = EngineConfig(dtype="float32", max_step_tokens=20, speculation=Speculation(tokens=DRAFTS), draft_head=head)
     async with triolet.Engine(tmp_path, config=config) as engine:
         answer = await engine.generate("a cat on the mat and the dog in the hat", sampling=LONG)
-    assert len(asked) > 3
-    assert len(asked[0][0]) == answer.usage.prompt_tokens + 1, "the first token is followed by draft tokens"
+    assert len(proposed) > 3
+    assert len(proposed[0][0]) == answer.usage.prompt_tokens + 1, "the first token is followed by draft tokens"
     model, own = models_of(tmp_path, head)
     with torch.inference_mode():
-        for known, found in asked:
+        for known, found in proposed:
             assert list(found) == proposals(model, own, known, len(found))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial, partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,6 @@ from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.models.native import draft_head
 from triolet.models.native.draft_head import DraftHead, make_draft_head
 from triolet.models.native.library import Library
-from triolet.models.networks.network import Feed
-from triolet.models.speculation import HeadProposer
 
 from ..checkpoints.drafting import make_drafting
 from .scarcity import ask_until_preempted, settled
@@ -44,16 +43,10 @@ def proposals(head: DraftHead, module: transformers.PreTrainedModel, tokens: Seq
     return found
 
 
-async def test_a_head_proposes_what_transformers_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, asked = make_drafting(tmp_path), list[tuple[tuple[int, ...], tuple[int, ...]]]()
-    plain = HeadProposer.propose
-
-    def propose(proposer: HeadProposer, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
-        proposed = plain(proposer, feeds)
-        asked.extend((tuple(feed.record.tokens), own) for feed, own in zip(feeds, proposed, strict=True) if own)
-        return proposed
-
-    monkeypatch.setattr(HeadProposer, "propose", propose)
+async def test_a_head_proposes_what_transformers_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposed: list[Any]
+) -> None:
+    folder = make_drafting(tmp_path)
     monkeypatch.setattr(draft_head, "FREQUENT", FEW)
     config = EngineConfig(device="cpu", dtype="float32", max_step_tokens=20, speculation=Speculation(tokens=DRAFTS))
     async with triolet.Engine(folder, config=config) as engine:  # a prompt takes several steps
@@ -61,10 +54,10 @@ async def test_a_head_proposes_what_transformers_computes(tmp_path: Path, monkey
     module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     head = make_draft_head(module, module, read_draft_weights(folder, torch.float32))
     assert isinstance(head, DraftHead)
-    assert len(asked[0][0]) == answer.usage.prompt_tokens + 1, "the first token is followed by draft tokens"
-    assert len(asked) > 3, "a head whose tokens are wrong pauses, but not for ever"
+    assert len(proposed[0][0]) == answer.usage.prompt_tokens + 1, "the first token is followed by draft tokens"
+    assert len(proposed) > 3, "a head whose tokens are wrong pauses, but not for ever"
     with torch.inference_mode():
-        for tokens, own in asked:
+        for tokens, own in proposed:
             assert own == tuple(proposals(head, module, tokens, len(own)))
 
 
