@@ -240,9 +240,10 @@ class ProgramWriter:
         layers = enumerate(self.decoder.layers)
         return {index: self._attention(index, layer) for index, layer in layers if layer.attention is not None}
 
+    @cached_property
     def _attended(self) -> tuple[int, int]:
-        """Returns the buffers of queries, keys, values and what else is made with them, and of what is attended. They
-        have room for those of each layer."""
+        """The buffers of queries, keys, values and what else is made with them, and of what is attended. They have
+        room for those of each layer."""
         layers = [
             (layer, each) for index, layer in enumerate(self.decoder.layers) if (each := self.attentions.get(index))
         ]
@@ -321,7 +322,7 @@ class ProgramWriter:
         program, panels, recurrent, made = self.program, layer.panels(), layer.recurrent, list[tuple[int, str, float]]()
         if layer.attention is not None:
             read, attention = panels["read"], self.attentions[index]
-            split, attended = self._attended()
+            split, attended = self._attended
             if layer.recipe.latent:
                 self.latent.write(layer.attention, hidden, split, norm)
             else:

@@ -26,6 +26,7 @@ from transformers import (
 
 from triolet.models.linear.modules import exactly, quantize_modules
 from triolet.models.memory.rows import Rows
+from triolet.models.native.decoder_layers import DecoderLayer
 from triolet.models.native.decoders import CausalDecoder
 from triolet.models.native.library import Library
 from triolet.models.native.panels import GROUP, in_groups
@@ -198,6 +199,21 @@ def test_neighbours_that_are_in_int8_in_part_are_no_program() -> None:
     linear.weight = torch.nn.Parameter(torch.zeros(linear.weight.shape, dtype=torch.int8), requires_grad=False)
     linear.scales = torch.ones(len(linear.weight))
     assert decoder.unknown() == "its linear layers are in int8 in part"
+
+
+def test_a_layer_costs_as_much_to_write_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer of a deep model asked all layers for their matrices once."""
+    calls, plain = list[int](), DecoderLayer.panels
+    monkeypatch.setattr(DecoderLayer, "panels", lambda layer: calls.append(1) or plain(layer))
+    asked = list[int]()
+    for layers in (2, 6):
+        made = AutoModelForCausalLM.from_config(LlamaConfig(**{**SHAPE, **HEADS, "num_hidden_layers": layers}))
+        decoder = CausalDecoder(made, made, [None] * layers)
+        decoder.pack()
+        calls.clear()
+        decoder.program(64)
+        asked.append(len(calls))
+    assert asked[1] == 3 * asked[0]
 
 
 def test_caps_that_a_class_ignores_are_ignored() -> None:
