@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -68,13 +69,14 @@ def qualities(
     ids = tokens_of(exact, text)
     if len(ids) < 2:
         raise InvalidRequest(f"the text has {len(ids)} tokens; allowed: 2 or more")
-    reference = _compared("reference", ids, _read(exact, ids, threads), _read(exact, ids, threads))
-    yield reference
-    for variant, settings in asked.items():
-        blueprint = _open(model, settings)
-        if tokens_of(blueprint, text) != ids:
-            raise InvalidRequest(f"{model} has other tokens than {against}; give a model with the same ones")
-        yield _compared(variant, ids, _read(exact, ids, threads), _read(blueprint, ids, threads))
+    with TemporaryDirectory() as folder:
+        known = _kept(_read(exact, ids, threads), len(ids), Path(folder))
+        yield _compared("reference", ids, iter(torch.split(known, _ROWS)), iter(torch.split(known, _ROWS)))
+        for variant, settings in asked.items():
+            blueprint = _open(model, settings)
+            if tokens_of(blueprint, text) != ids:
+                raise InvalidRequest(f"{model} has other tokens than {against}; give a model with the same ones")
+            yield _compared(variant, ids, iter(torch.split(known, _ROWS)), _read(blueprint, ids, threads))
 
 
 def as_json(model: Path, against: Path, text: Path, found: Sequence[Quality]) -> str:
@@ -118,6 +120,19 @@ def _read(blueprint: TextBlueprint, ids: Sequence[int], threads: int) -> Iterato
             yield runner.step(some, rows).double().log_softmax(-1)
     finally:
         runner.release()
+
+
+def _kept(found: Iterator[Tensor], count: int, folder: Path) -> Tensor:
+    """Returns log-probabilities as float32 [count, vocabulary] in a file: those of a text may take more memory than the
+    model."""
+    kept, start = torch.empty(0), 0
+    for rows in found:
+        if not start:
+            size = count * rows.shape[1]
+            kept = torch.from_file(str(folder / "found"), shared=True, size=size, dtype=torch.float32).view(count, -1)
+        kept[start : start + len(rows)] = rows
+        start += len(rows)
+    return kept
 
 
 def _compared(variant: str, ids: Sequence[int], exact: Iterator[Tensor], other: Iterator[Tensor]) -> Quality:

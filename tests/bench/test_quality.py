@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from triolet.bench import quality
 from triolet.models.native.library import Library
+from triolet.models.native.runner import Runner
 
 from ..checkpoints.families import make_checkpoint
 
@@ -25,13 +26,16 @@ def distributions(folder: Path, text: str) -> tuple[list[int], torch.Tensor]:
 
 
 def test_a_model_is_judged_by_another(run, tmp_path, capsys, monkeypatch):
-    """Whose distributions differ. Rows are compared in parts."""
+    """Whose distributions differ. Rows are compared in parts. Each reads the text once, the reference too."""
     monkeypatch.setattr(quality, "_ROWS", 7)
+    opened, plain = list[int](), Runner.open
+    monkeypatch.setattr(Runner, "open", lambda *given, **told: opened.append(1) or plain(*given, **told))
     one, other = (make_checkpoint("llama", tmp_path / str(seed), seed=seed) for seed in (1, 2))
     (tmp_path / "text").write_text("a small harbour, and ships of many nations" * 2)
     words = ["--quality", tmp_path / "text", "--against", one, "--json", tmp_path / "found.json"]
     variants = ["--variant", "float32", "--variant", "int8"]
     assert run("text", "--model", str(other), *map(str, words), *variants) == 0
+    assert len(opened) == 3
     reference, float32, int8 = json.loads((tmp_path / "found.json").read_text())["qualities"]
     (ids, exact), (_, found) = (distributions(each, (tmp_path / "text").read_text()) for each in (one, other))
     following = torch.tensor(ids[1:])[:, None]
