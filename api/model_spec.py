@@ -126,8 +126,12 @@ class ModelSpec:
 
         prepare_openmp()
         from ..models.blueprints.estimate import estimate
+        from ..models.checkpoints.settings import adapter_bytes
 
-        return estimate(self.model, with_adapters(self.config, [Path(folder) for folder in self.adapters.values()]))
+        folders = [Path(folder) for folder in self.adapters.values()]
+        found = estimate(self.model, with_adapters(self.config, folders))
+        loaded = {"loaded_adapters": sum(map(adapter_bytes, folders))} if folders else {}
+        return evolve(found, by_owner={**found.by_owner, **loaded})
 
 
 def check_fits(name: str, needs: DeviceMemory, budget: int | None, what: str) -> None:

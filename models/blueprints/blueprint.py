@@ -102,6 +102,7 @@ class Blueprint:
     dtype: torch.dtype  # the dtype that the model computes in
     checkpoint: Checkpoint | ModuleCheckpoint
     state_numbers: int = 0  # of a recurrent state; known, as the budget is, when the weights are loaded
+    adapter_bytes: int = 0  # of the slots of adapters; known as early
     has_head: bool = False  # a draft head proposes tokens; known as early
     drafts: LayerKV | None = None  # the draft head's keys and values, if it has its own; known as early
     budget: Budget | None = None
@@ -168,16 +169,18 @@ class Blueprint:
         """Returns the blueprint with the sizes that the loaded ``model`` shows."""
         return self
 
-    def sized(self, weights: int, measure: Callable[[torch.device, int], Available] = Available.of) -> Self:
-        """Returns the blueprint with the numbers of pages and slots that fit beside ``weights`` bytes in the memory
-        that ``measure`` finds. Numbers that were chosen before stay.
+    def sized(self, weights: int, measure: Callable[..., Available] = Available.of) -> Self:
+        """Returns the blueprint with the numbers of pages and slots that fit beside ``weights`` bytes and adapters in
+        the memory that ``measure`` finds. Numbers that were chosen before stay.
 
         Raises:
             DeviceOutOfMemory: there is not enough room for one sequence.
         """
         if self.budget is not None:
             return self
-        return evolve(self, budget=Budget.choose(self.config, self.sizes, measure(self.device, weights)))
+        return evolve(
+            self, budget=Budget.choose(self.config, self.sizes, measure(self.device, weights, self.adapter_bytes))
+        )
 
     def not_native(self) -> str | None:
         """The reason why torch computes the model, as far as it is known before the weights are read. ``None``: the
@@ -224,8 +227,7 @@ class Blueprint:
         torch."""
         log, name = logging.getLogger("triolet"), part + self.checkpoint.architecture
         if not isinstance(why_not, str):
-            threads = min(torch.get_num_threads(), MOST_THREADS)
-            log.info("%s runs by the native library, on %d threads", name, threads)
+            log.info("%s runs by the native library, on %d threads", name, min(torch.get_num_threads(), MOST_THREADS))
         else:
             log.info("%s runs by torch's operations, not by the native library: %s", name, why_not)
 

@@ -35,6 +35,7 @@ from ..native.speech_encoders import MODEL_TYPES as SPEECH_TYPES
 from ..native.towers import MODEL_TYPES as TOWER_TYPES
 from ..native.towers import unknown_config
 from ..networks.frame_network import AHEAD
+from .adapted import AdaptedSizes
 from .blueprint import NATIVE_ROWS, Blueprint
 from .crossed_blueprint import CrossedBlueprint
 from .frame_blueprint import FrameBlueprint
@@ -113,7 +114,7 @@ def estimate_context(
         read = evolve(read, drafts=read.draft_layer)
     more, rows = _assistant_bytes(read)
     weights = weight_bytes(read, stored) + ODDS + more
-    read = evolve(read, state_numbers=state_numbers(read, stored))
+    read = evolve(read, state_numbers=state_numbers(read, stored), adapter_bytes=adapted_sizes(read, stored).nbytes)
     blueprint = read.sized(weights + read.state_bytes, measure)
     sizes, budget = blueprint.sizes, blueprint.chosen
     memory = DeviceMemory(
@@ -127,7 +128,7 @@ def estimate_context(
             "encoder_states": blueprint.state_bytes,
             "recurrent_states": budget.states * sizes.state,
             "draft_kv": (budget.pages + 1) * sizes.draft,
-            "adapters": adapter_bytes(blueprint, stored),
+            "adapters": blueprint.adapter_bytes,
         },
     )
     return memory, blueprint.context()
@@ -148,14 +149,14 @@ def state_numbers(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
     return sum(width * (rows - 1) for width, _, rows in windows) + count * of_heads
 
 
-def adapter_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
-    """The bytes of the slots of adapters, at most."""
-    if not isinstance(blueprint, TextBlueprint) or not blueprint.config.adapters:
-        return 0
-    rank = blueprint.config.adapter_rank
-    padded = -(-rank // PANEL) * PANEL
-    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and _LAYER.match(name)]
-    return 4 * blueprint.config.adapters * sum(padded * inputs + rank * (outputs + PANEL) for outputs, inputs in own)
+def adapted_sizes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> AdaptedSizes:
+    """The sizes of what adapters take."""
+    config, turned = blueprint.config, False
+    if isinstance(blueprint, TextBlueprint):
+        turned = blueprint.checkpoint.config.model_type == "gpt2"
+    own = {name: one.shape for name, one in stored.items() if not any(part in name for part in _ENCODERS)}
+    told = {"mixed": blueprint.decoder.recurrent, "turned": turned}
+    return AdaptedSizes.of(own, slots=config.adapters, rank=config.adapter_rank, **told)
 
 
 def encodes(blueprint: AnyBlueprint) -> bool:
@@ -213,14 +214,14 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     """The bytes of the native library's buffers, and of the counters and norms of its operations. There are at most two
     more in a layer than it has matrices, since all experts have one of each kind; but some more where parts of rows are
     copied."""
-    buffers = _buffer_bytes(blueprint, stored)
+    buffers, adapted = _buffer_bytes(blueprint, stored), len(adapted_sizes(blueprint, stored).matrices)
     own = {name: one for name, one in stored.items() if not any(part in name for part in _ENCODERS)}
     matrices = {_EXPERTS.sub(".experts.", name) for name, one in own.items() if len(one.shape) > 1}
     layers = {found[0] for name in matrices if (found := _LAYER.match(name))}
     norms = sum(4 * prod(one.shape) for one in own.values() if len(one.shape) == 1)
     known = isinstance(blueprint, TextBlueprint) and may_be_native(blueprint)
     more = 5 if any(_COPIED.search(name) for name in matrices) else 2
-    return buffers + max(0, _COUNTERS * (len(matrices) + more * len(layers)) + norms - _ROOM) * known
+    return buffers + max(0, _COUNTERS * (len(matrices) + 2 * adapted + more * len(layers)) + norms - _ROOM) * known
 
 
 def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
@@ -256,6 +257,7 @@ def _buffer_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) ->
         between += 2 * width + max([width, *attended])  # sums, last states, and what attention finds
         between += _of_experts(blueprint.checkpoint.config.get_text_config()) + blueprint.deeper * width + 1
         between += 2 * sum(one.shape[-1] for name, one in stored.items() if name.endswith(_BY_LAYER))
+        between += adapted_sizes(blueprint, stored).widths
         turns += 4 * width * any(map(_is_table, stored))
     positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling

@@ -236,6 +236,9 @@ class TextBlueprint(ModuleBlueprint):
         known = evolve(
             self, has_head=head is not None, drafts=self.draft_layer if isinstance(head, DraftHead) else None
         )
+        if self.config.adapters and self.checkpoint.causal:
+            slots = self._slots(model.module, device="meta")
+            known = evolve(known, adapter_bytes=sum(tensor.nbytes for tensor in slots.tensors()))
         if not self.checkpoint.shape.recurrent:
             return known
         decoder = self.native_decoder(model.module)
@@ -278,13 +281,14 @@ class TextBlueprint(ModuleBlueprint):
         network.attach()
         return Parts(network=network, model=model, paged=paged, states=states, adapters=adapters)
 
-    def _slots(self, module: nn.Module) -> AdapterSlots:
-        """Allocates the slots of adapters."""
+    def _slots(self, module: nn.Module, device: str = "cpu") -> AdapterSlots:
+        """Allocates the slots of adapters, as `AdapterSlots.allocate` does."""
         decoder = self.native_decoder(module)
         if isinstance(decoder, str):
             told = f"the native library does not compute it: {decoder}"
             raise no_adapters(self.checkpoint.architecture, self.config.adapters, told)
-        return AdapterSlots.allocate(decoder.adapted(), slots=self.config.adapters, rank=self.config.adapter_rank)
+        sizes: dict[str, Any] = {"slots": self.config.adapters, "rank": self.config.adapter_rank, "device": device}
+        return AdapterSlots.allocate(decoder.adapted(), **sizes)
 
     def hasten(self, network: Network, own: Own) -> Network:
         network = super().hasten(network, own)

@@ -106,3 +106,10 @@ def adapter_rank(folder: Path) -> int:
     others = settings.get("rank_pattern") or {}
     ranks: list[int] = [rank for rank in others.values() if is_integer(rank)] if isinstance(others, dict) else []
     return max([settings.whole("r"), *ranks])
+
+
+def adapter_bytes(folder: Path) -> int:
+    """Returns the most bytes that the adapter in ``folder`` takes once it is loaded; 0: its file is missing, as a load
+    will tell."""
+    file = folder / "adapter_model.safetensors"
+    return file.stat().st_size if file.is_file() else 0

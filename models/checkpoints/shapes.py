@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from .weights import open_weights
 
 _PANEL = 32  # outputs that the native library packs together
 _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
-_TOGETHER = re.compile(r"(?<=\.)(?:([qkvg]_proj)|gate_proj|up_proj|w1|w3)(?=\.weight$)")
+_TOGETHER = re.compile(
+    r"(?<=\.)((?P<enter>in_proj_\w+|linear_attn\.\w+_proj)|(?P<read>[qkvg]_proj)|(?P<widen>gate_proj|up_proj|w1|w3))\.weight$"
+)
 
 
 @frozen
@@ -41,10 +43,7 @@ def shapes_of(folder: Path, told: Mapping[str, Any] | None = None) -> dict[str, 
     else:
         stored = [open_weights(path) for path in find_weights(folder)]
         found = {name: _shape_of(name, one) for each in stored for name, one in each.items()}
-    joined: dict[str, list[str]] = {}
-    for name in found:
-        joined.setdefault(_matrix_of(name), []).append(name)
-    for names in joined.values():
+    for names in joined(found):
         kinds = {found[name].kind for name in names}
         odd = None in kinds or any(found[name].shape[0] % _PANEL for name in names)
         if len(kinds) > 1 and odd:  # such blocks cannot lie together
@@ -52,10 +51,15 @@ def shapes_of(folder: Path, told: Mapping[str, Any] | None = None) -> dict[str, 
     return found
 
 
-def _matrix_of(name: str) -> str:
-    """Returns a name for the matrix that a linear layer is packed into: queries, keys and values are neighbours, and so
-    are gates and what they multiply, and all experts of a layer."""
-    return _TOGETHER.sub(lambda found: "read" if found[1] else "widen", _EXPERT.sub(".experts.", name))
+def joined(names: Iterable[str]) -> list[list[str]]:
+    """Groups linear layers by the matrices that they are packed into: queries, keys and values are neighbours, and so
+    are gates and what they multiply, what enters a recurrent part, and all experts of a layer."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        kind = _TOGETHER.search(name)
+        matrix = name if kind is None else f"{name[: kind.start()]}{kind.lastgroup}"
+        found.setdefault(_EXPERT.sub(".experts.", matrix), []).append(name)
+    return list(found.values())
 
 
 def _shape_of(name: str, stored: Any) -> StoredShape:

@@ -30,16 +30,18 @@ class Available:
     shortens: bool = True  # True: sequences are no longer than `most` holds, unless their length is configured
 
     @classmethod
-    def of(cls, device: torch.device, weights: int) -> Available:
-        """Returns the memory now. On the CPU it is as much as the weights take, 512 MiB at least, but no more than a
-        quarter of the free memory; on CUDA it is half of the free memory."""
+    def of(cls, device: torch.device, weights: int, beside: int = 0) -> Available:
+        """Returns the memory now, but for ``beside`` bytes, which will be allocated for something else. On the CPU it
+        is as much as the weights take, 512 MiB at least, but no more than a quarter of the free memory; on CUDA it is
+        half of the free memory."""
         if device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0]
+            free = torch.cuda.mem_get_info(device)[0] - beside
             return cls(most=free // _CUDA_SHARE, free=free, shortens=False)
-        return cls.on_cpu(weights, available_memory(read_file))
+        there = available_memory(read_file)
+        return cls.on_cpu(weights, None if there is None else max(0, there - beside))
 
     @classmethod
-    def at_most(cls, device: torch.device, weights: int) -> Available:
+    def at_most(cls, device: torch.device, weights: int, beside: int = 0) -> Available:  # noqa: ARG003
         """Returns the most that `of` could return, however much memory is free."""
         if device.type == "cuda":
             whole = torch.cuda.mem_get_info(device)[1]

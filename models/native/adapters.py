@@ -8,6 +8,7 @@ computed as in a program without adapters, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -60,6 +61,7 @@ class _Room:
     matrix: AdaptedMatrix
     rank: int
     slots: int
+    device: str
     down: Tensor = field(init=False)
     up: Tensor = field(init=False)
     places: Tensor = field(init=False)
@@ -72,8 +74,9 @@ class _Room:
         first, last = panels.amin(1).int(), panels.amax(1).int()
         width = int((last - first + 1).max()) * rank
         self.places = (first * rank).clamp(max=count * rank - width).contiguous()
-        self.down = torch.zeros(self.slots * -(-count * rank // PANEL), matrix.inputs, PANEL, dtype=torch.float32)
-        self.up = torch.zeros(self.slots * len(panels), width, PANEL, dtype=torch.float32)
+        zeros = partial(torch.zeros, dtype=torch.float32, device=self.device)
+        self.down = zeros(self.slots * -(-count * rank // PANEL), matrix.inputs, PANEL)
+        self.up = zeros(self.slots * len(panels), width, PANEL)
 
     def write(self, slot: int, changes: Changes) -> None:
         """Writes the changes of the parts; zeros where there is none."""
@@ -105,9 +108,9 @@ class AdapterSlots:
     _rooms: dict[Any, _Room] = field(repr=False)  # by the module of the matrix
 
     @classmethod
-    def allocate(cls, matrices: Sequence[AdaptedMatrix], *, slots: int, rank: int) -> AdapterSlots:
-        """Allocates slots for adapters of these matrices."""
-        return cls(slots, rank, {matrix.module: _Room(matrix, rank, slots) for matrix in matrices})
+    def allocate(cls, matrices: Sequence[AdaptedMatrix], *, slots: int, rank: int, device: str = "cpu") -> AdapterSlots:
+        """Allocates slots for adapters of these matrices; on ``"meta"`` only to know their size."""
+        return cls(slots, rank, {matrix.module: _Room(matrix, rank, slots, device) for matrix in matrices})
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:

@@ -16,6 +16,7 @@ from triolet import (
     Engine,
     EngineConfig,
     InvalidRequest,
+    ModelSpec,
     Speculation,
     Structure,
     UnknownModel,
@@ -150,6 +151,19 @@ async def test_requests_end_as_they_began_when_their_adapter_is_unloaded(llama: 
         with pytest.raises(UnknownModel, match="allowed: none, since none is loaded"):
             await engine.unload_adapter("some")
         assert engine.statistics().device.by_owner["loaded_adapters"] == 0 < loaded
+
+
+async def test_what_adapters_take_is_known_before_they_are_loaded(llama: Path) -> None:
+    """The slots, the files, and the room that rows need: by owner, no less than is held, and not much more."""
+    spec = ModelSpec(llama / "model", config=config(adapters=0), adapters={name: llama / name for name in NAMES})
+    thought = spec.needs().by_owner
+    async with spec.new_engine() as engine:
+        for name, folder in spec.adapters.items():
+            await engine.load_adapter(name, folder)
+        held = engine.statistics().device.by_owner
+    for owner in ("adapters", "loaded_adapters", "native"):
+        assert held[owner] <= thought[owner] <= 1.5 * held[owner], owner
+    assert sum(held.values()) <= sum(thought.values())
 
 
 async def test_adapters_outlive_sleep(llama: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import DeviceOutOfMemory
+from triolet.models.memory import budget
 from triolet.models.memory.budget import Available, Budget, KVSizes
 
 SMOL = KVSizes(page=46_080 * 16, slot=0, positions=8192, page_size=16)  # float32
@@ -35,6 +37,15 @@ def test_real_models_take_what_their_weights_take():
     base = taken(BASE, Available.on_cpu(weights=290_403_936, free=24 * GIB))
     assert base.bytes_of(BASE) <= GIB // 2
     assert base.slots >= 8
+
+
+def test_what_will_be_allocated_besides_is_not_free(monkeypatch):
+    monkeypatch.setattr(budget, "available_memory", lambda read: 2 * GIB)
+    device = torch.device("cpu")
+    assert Available.of(device, GIB, GIB) == Available(most=GIB // 4, free=GIB)
+    assert Available.of(device, GIB, 3 * GIB) == Available(most=0, free=0)
+    monkeypatch.setattr(budget, "available_memory", lambda read: None)
+    assert Available.of(device, GIB, GIB) == Available(most=GIB, free=None)
 
 
 def test_states_alone_must_fit_what_is_free():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,7 @@ from triolet.models.blueprints.passed import PassedComparisons
 from triolet.models.checkpoints.gguf_tensors import GgufTensor
 from triolet.models.checkpoints.stored import SAMPLE
 from triolet.models.executor import TorchExecutor
+from triolet.models.memory import budget
 from triolet.models.memory.budget import Available, Budget
 
 from ..checkpoints.checkpoints import rewrite
@@ -79,6 +81,7 @@ CASES = [
     ("t5", {}),
     ("t5", {"kv_dtype": "float16"}),
     ("llama", {"kv_dtype": "bfloat16", "quantization": "int8"}),
+    *((name, {"adapters": 3, "adapter_rank": 40}) for name in ("llama", "qwen3_next", "gpt2")),
     *((name, {"quantization": "int8"}) for name in ("moonshine_streaming", "canary", "parakeet_tdt", "parakeet_ctc")),
     *((name, {"quantization": "int8"}) for name in ("bart", "nemotron3_diarization", "granite_speech5")),
     ("nemotron_asr_streaming", {"quantization": "int8"}),
@@ -132,8 +135,21 @@ def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(folder, name, 
     assert found["weights"] - 10_000 <= weights <= found["weights"] * (1.1 if name in FRAME_MAKERS else 1.06)
     assert thought.by_owner["self_kv"] == found.get("self_kv", 0)
     assert thought.by_owner["cross_kv"] == found.get("cross_kv", 0)
+    assert found.get("adapters", 0) <= thought.by_owner["adapters"] <= 2 * found.get("adapters", 0)
     native = found.get("native", 0)
     assert native <= thought.by_owner["native"] <= native + (1 << 20)
+
+
+def test_slots_of_adapters_are_no_room_for_keys_and_values(folder, monkeypatch):
+    """They are allocated after these, of the same free memory."""
+    model, plain = folder("llama"), EngineConfig(device="cpu", threads=1, max_running=64)
+    config = evolve(plain, adapters=8, adapter_rank=32)
+    enough = held(model, config)
+    monkeypatch.setattr(budget, "available_memory", lambda read: 16 << 20)
+    expected = held(model, plain)["self_kv"]
+    assert expected < enough["self_kv"]
+    monkeypatch.setattr(budget, "available_memory", lambda read: (16 << 20) + enough["adapters"])
+    assert held(model, config)["self_kv"] == expected
 
 
 @pytest.mark.parametrize("speculation", ["auto", None])
