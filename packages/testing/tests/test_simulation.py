@@ -22,6 +22,9 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
 from triolet.core.ledger_values import Decisions
 from triolet.core.plan import StepPlan, StepResult
+from triolet.core.planning import prefix
+from triolet.core.planning.actions import DropAdapter
+from triolet.core.planning.adapters import AdapterBook
 from triolet.core.planning.planner import Planner
 from triolet_testing import trio_tools
 from triolet_testing.clients import SCENARIOS, Client, Scenario
@@ -91,7 +94,35 @@ def test_images_that_do_not_fit_together_are_encoded_in_turn():
 def test_every_kind_of_fault_happens(kind):
     """At the scheduler's second step, or on the first occasion."""
     fault = Fault(kind, OCCASIONS[kind], 1) if kind in OCCASIONS else Fault(kind, "triolet scheduler", 2)
-    assert simulate(SCENARIOS["sleep by order"], Uniform(2), fault).met
+    name = "adapters" if kind is FaultKind.ADAPTER_FAILS else "sleep by order"
+    assert simulate(SCENARIOS[name], Uniform(2), fault).met
+
+
+def pages_of_any_adapter(patch):
+    plain = prefix.root_key
+    patch.setattr(prefix, "root_key", lambda identity, cross_key=None, adapter="": plain(identity, cross_key))
+
+
+def drops_at_once(patch):
+    def unload(book, key):
+        book._loads[key] -= 1
+        book._actions.append(DropAdapter(key))
+
+    patch.setattr(AdapterBook, "unload", unload)
+
+
+@pytest.mark.parametrize(
+    ("plant", "told"),
+    [
+        (pages_of_any_adapter, "a page of positions 0 on holds another sequence's KV"),
+        (drops_at_once, "is written, but it is not loaded"),
+    ],
+)
+def test_a_fault_of_adapters_is_found(plant, told, monkeypatch):
+    """Pages are shared beyond adapters; an adapter goes while a request has it."""
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=told):
+        simulate(SCENARIOS["adapters"], Uniform(1))
 
 
 def test_a_broken_promise_tells_how_to_run_it_again(monkeypatch):

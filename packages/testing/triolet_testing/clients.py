@@ -50,7 +50,8 @@ class Client:
     For a model that is not an encoder-decoder, ``images`` replace the audio: one for each
     `triolet_testing.sim_model.IMAGE` of the prompt. A ``pooling`` requests a vector instead of tokens, an ``alignment``
     the times of the prompt's tokens. With two or more ``beams`` the request is a beam search. With a ``probe`` the
-    client reads all tokens together, as a transcription does.
+    client reads all tokens together, as a transcription does. With an ``adapter`` it first loads this adapter, and
+    unloads it once the request is on its way.
     """
 
     audio: int = 0
@@ -61,6 +62,7 @@ class Client:
     probe: Probe | None = None
     max_tokens: int = 3
     beams: int = 1
+    adapter: str = ""
     priority: int = 0
     arrives: float = 0.0
     patience: float = FOREVER
@@ -107,7 +109,7 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     key = prompt.items[0].key if model.kind is Kind.ENCODER_DECODER else None
     asked = prompt.token_ids, key, client.max_tokens
     if client.beams == 1:
-        tokens = expected_tokens(*asked, model, _placeholders(prompt))
+        tokens = expected_tokens(*asked, model, _placeholders(prompt), client.adapter)
     else:
         tokens = expected_hypotheses(*asked, client.sampling, model, _placeholders(prompt))[0].token_ids
     return tokens[:-1] if tokens[-1] == EOS else tokens
@@ -137,6 +139,7 @@ def request_of(client: Client, model: SimModel, request_id: str) -> Request:
         pooling=client.pooling,
         alignment=client.alignment,
         probe=client.probe,
+        adapter=client.adapter,
         priority=client.priority,
     )
 
@@ -426,6 +429,19 @@ _ALL = (
         ),
         model=SimModel(kind=Kind.DECODER, max_positions=24, pages=14, states=5),
         config=_SPECULATES | {"max_running": 3, "max_step_tokens": 8},
+    ),
+    Scenario(
+        name="adapters",  # one slot for two; a client leaves while its adapter is read, one while it reads
+        clients=(
+            Client(prompt=_TALK[:6], adapter="first", max_tokens=6),
+            Client(prompt=_TALK[:6], max_tokens=4, arrives=0.03, priority=1),
+            Client(prompt=_TALK[:6], adapter="second", max_tokens=4, arrives=0.02),
+            Client(prompt=_TALK[:6], adapter="first", max_tokens=9, arrives=0.05, patience=0.13),
+            Client(prompt=_TALK[:6], adapter="second", arrives=0.01, patience=0.045),
+        ),
+        model=SimModel(kind=Kind.DECODER, max_positions=24, pages=14),
+        config={"adapters": 1},
+        naps=(0.15, 0.4),
     ),
 )
 

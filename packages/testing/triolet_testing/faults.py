@@ -11,7 +11,7 @@ import trio
 from attrs import define, evolve, field
 
 from triolet.actors.worker import Job
-from triolet.core.errors import DeviceLost
+from triolet.core.errors import CheckpointError, DeviceLost
 
 from .trio_tools import faults as trio_faults
 from .trio_tools.faults import StepCounter
@@ -41,6 +41,7 @@ class FaultKind(enum.Enum):
     SLEEP_FAILS = "a sleep finds no room for the weights"
     WAKE_FAILS = "a wake runs out of memory"
     STEP_HANGS = "a step never returns"
+    ADAPTER_FAILS = "a load of an adapter raises"
 
     def __repr__(self) -> str:
         return f"FaultKind.{self.name}"
@@ -74,6 +75,7 @@ DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
     FaultKind.OUT_OF_MEMORY: ({Job.ENCODE, Job.STEP}, MemoryError),
     FaultKind.OPEN_FAILS: ({Job.OPEN}, RuntimeError),
     FaultKind.RELEASE_FAILS: ({Job.CLOSE}, RuntimeError),
+    FaultKind.ADAPTER_FAILS: ({Job.ADAPTER}, CheckpointError),
     FaultKind.SLEEP_FAILS: ({Job.SLEEP}, MemoryError),
     FaultKind.WAKE_FAILS: ({Job.WAKE}, MemoryError),
     FaultKind.DEVICE_LOST: ({Job.ENCODE, Job.STEP, Job.FREE}, DeviceLost),

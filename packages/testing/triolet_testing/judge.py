@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from triolet.actors.statistics import EngineStatistics
 from triolet.core import events
 from triolet.core.errors import (
+    CheckpointError,
     DeviceLost,
     EncodeFailed,
     EngineAsleep,
@@ -73,6 +74,7 @@ _MAY_END: Mapping[FaultKind | None, set[str]] = {
     FaultKind.ITEM_FAILS: _WELL | {EncodeFailed.__name__},
     FaultKind.PROMPT_FAILS: _WELL | {PoisonRequest.__name__},
     FaultKind.OUT_OF_MEMORY: _WELL | {EncodeFailed.__name__},
+    FaultKind.ADAPTER_FAILS: _WELL | {CheckpointError.__name__},
     FaultKind.WAKE_FAILS: _WELL | {EngineAsleep.__name__},
     FaultKind.CANCEL: _WELL | _STOPPED,
     FaultKind.CANCEL_RELEASE_FAILS: _WELL | _STOPPED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -226,12 +226,27 @@ class Run:
                 raise
 
     async def _reading(self, client: Client) -> None:
-        if client.reads_only:
+        if client.adapter:
+            await self._read_by_adapter(client)
+        elif client.reads_only:
             await self._read_answer(client)
         elif client.probe is not None:
             await self._read_together(client)
         else:
             await self._read(client)
+
+    async def _read_by_adapter(self, client: Client) -> None:
+        supervisor = self._supervisor()
+        loaded = [await supervisor.load_adapter(client.adapter)]
+
+        def unload() -> None:
+            while loaded:
+                supervisor.unload_adapter(loaded.pop())
+
+        try:
+            await self._read(client, unload)
+        finally:
+            unload()
 
     async def _read_together(self, client: Client) -> None:
         answer = await self.engine.inside._run(self._request(client), priority=client.priority, wait=True)
@@ -240,10 +255,11 @@ class Run:
         assert answer.token_ids == true, f"{client} finished with the tokens {answer.token_ids}, not {true}"
         assert answer.probe == true_probe(client), f"{client} was told {answer.probe} of its probe"
 
-    async def _read(self, client: Client) -> None:
+    async def _read(self, client: Client, on_entered: Callable[[], None] = lambda: None) -> None:
         true = true_tokens(client, self.scenario.model)
         got: tuple[int, ...] = ()
         async with self._stream(client) as deltas:
+            on_entered()
             async for delta in deltas:
                 got += delta.token_ids
                 assert got == true[: len(got)], f"{client} got the tokens {got}, not {true}"

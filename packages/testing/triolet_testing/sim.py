@@ -27,7 +27,8 @@ from triolet.core.recurrent import OwnState
 from triolet.core.request import EncoderItem
 
 from .sim_beams import SimSearch
-from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens, expected_logprob
+from .sim_interpreter import SimInterpreter
+from .sim_model import READ_WHOLE, SimModel, _begin, _chain, _placed, _seen, aligned_tokens, expected_logprob
 from .trio_tools.hooks import Alarm
 
 SECONDS: Mapping[Job, float] = {
@@ -35,6 +36,7 @@ SECONDS: Mapping[Job, float] = {
     Job.ENCODE: 0.3,
     Job.FREE: 0.001,
     Job.STEP: 0.02,
+    Job.ADAPTER: 0.05,
     Job.RESET: 0.01,
     Job.SLEEP: 0.05,
     Job.WAKE: 0.5,
@@ -42,7 +44,7 @@ SECONDS: Mapping[Job, float] = {
 }
 WEIGHTS = 1000  # bytes
 _KEPT = -1  # the owner of a state that a step has kept, and that nobody has changed since
-_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # the calls that are allowed while asleep
+_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE, Job.ADAPTER}  # the calls that are allowed while asleep
 
 
 @define(eq=False)
@@ -51,6 +53,7 @@ class _Record:
     tokens: list[int]
     placed: dict[int, tuple[str, int]]
     key: str | None = None
+    adapter: str = ""
     search: SimSearch | None = None
     own: OwnState = field(factory=OwnState)
     states: tuple[int, ...] = ()  # those of its last chunk
@@ -61,7 +64,7 @@ class _Record:
         """Returns the fingerprints of the positions before ``stop``, and of later positions that are known already."""
         known = self.fingerprints
         for position in range(len(known), stop):
-            before = known[-1] if known else 0
+            before = known[-1] if known else _begin(self.adapter)
             known.append(_chain(before, self.tokens[position], _seen(self.placed, position, self.key)))
         return known
 
@@ -96,6 +99,7 @@ class SimExecutor:
     left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still resident at the close
     _pages: dict[int, list[int | None]] = field(factory=dict, init=False)  # the fingerprint at each offset of a page
     _slots: dict[int, str] = field(factory=dict, init=False)
+    _adapted: dict[int | None, str] = field(factory=dict, init=False)  # the adapter in each slot
     _states: dict[int, int | None] = field(factory=dict, init=False)  # the fingerprint of all that a state has read
     _owners: dict[int, int] = field(factory=dict, init=False)  # the sequence that has a state, or `_KEPT`
     _records: dict[int, _Record] = field(factory=dict, init=False)
@@ -126,7 +130,7 @@ class SimExecutor:
 
     def drop_adapter(self, key: str) -> None:
         """Implements `Executor.drop_adapter`."""
-        self._call(Job.ADAPTER, key)
+        self.calls.append(Job.ADAPTER)
         self._check(self.adapters[key] > 0, f"adapter {key} is dropped, but it is not loaded")
         self.adapters[key] -= 1
 
@@ -171,16 +175,18 @@ class SimExecutor:
             raise
 
     def _step(self, plan: StepPlan) -> StepResult:
+        for load in plan.adapter_writes:
+            assert self.adapters[load.key] > 0, f"adapter {load.key} is written, but it is not loaded"
+            self._adapted[load.slot] = load.key
         for start in plan.started:
             assert start.sequence_id not in self._records, f"sequence {start.sequence_id} was started twice"
             record = _Record(start, list(start.token_ids), _placed(start.placeholders))
+            record.adapter = "" if start.adapter is None else self._adapted[start.adapter]
             record.search = SimSearch.of(start, self.model.page_size)
             self._records[start.sequence_id] = record
         for write in plan.cross_writes:
             assert write.key in self.outputs, f"cross KV of {write.key} is written, but its output is not resident"
             self._slots[write.slot] = write.key
-        for load in plan.adapter_writes:
-            assert self.adapters[load.key] > 0, f"adapter {load.key} is written, but it is not loaded"
         self._check_nobody_writes_what_others_use(plan.chunks)
         sampled = tuple([self._run(part) for part in plan.chunks])
         for part, one in zip(plan.chunks, sampled, strict=True):
@@ -233,7 +239,8 @@ class SimExecutor:
             self._forget()
 
     def _forget(self) -> None:
-        for kept in (self.outputs, self._records, self._pages, self._slots, self._states, self._owners):
+        slots = self._slots, self._adapted
+        for kept in (self.outputs, self._records, self._pages, *slots, self._states, self._owners):
             kept.clear()
 
     def _check(self, right: bool, misuse: str) -> None:
@@ -299,6 +306,8 @@ class SimExecutor:
         assert part.sequence_id in self._records, f"sequence {part.sequence_id} is not known"
         record = self._records[part.sequence_id]
         key = None if part.cross_slot is None else self._slots[part.cross_slot]
+        adapter = self._adapted.get(record.start.adapter, "")
+        assert adapter == record.adapter, f"the slot of adapter {record.adapter!r} now holds {adapter!r}"
         if record.first is None:
             record.key, record.first = key, part.start
         assert record.key == key, f"cross slot {part.cross_slot} held {record.key}, now it holds {key}"
@@ -386,25 +395,6 @@ class SimExecutor:
             self._states[fed.states[0]] = read[-1]
             record.own.leave(right=len(accepted) == part.draft_tokens)
         return tuple(accepted)
-
-
-@define(eq=False)
-class SimInterpreter:
-    """A stand-in for Python's switch interval, kept in whole microseconds. Real threads are not affected."""
-
-    microseconds: int = 5000
-
-    def read(self) -> float:
-        """Plays `sys.getswitchinterval`."""
-        return self.microseconds * 1e-6
-
-    def write(self, seconds: float) -> None:
-        """Plays `sys.setswitchinterval`, which rounds down to whole microseconds."""
-        self.microseconds = int(seconds * 1e6)
-
-    def owner(self) -> SwitchInterval:
-        """Returns the owner of this interval."""
-        return SwitchInterval(self.read, self.write)
 
 
 @define(eq=False)

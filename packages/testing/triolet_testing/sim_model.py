@@ -196,6 +196,11 @@ def _chain(before: int, token_id: int, seen: str | None) -> int:
     return zlib.crc32(f"{before}/{token_id}/{seen}".encode())
 
 
+def _begin(adapter: str) -> int:
+    """Returns the fingerprint of what comes before a prompt that is computed with an adapter; empty: with none."""
+    return zlib.crc32(adapter.encode())
+
+
 def _placed(placeholders: Sequence[Placeholder]) -> dict[int, tuple[str, int]]:
     """Returns the item's key and the embedding's row for each position that has an embedding."""
     found = {}
@@ -216,10 +221,11 @@ def expected_tokens(
     max_tokens: int,
     model: SimModel | None = None,
     placeholders: Sequence[Placeholder] = (),
+    adapter: str = "",
 ) -> tuple[int, ...]:
     """Returns the tokens that a request must get, end-of-text included, whatever the engine does beside it."""
     model = model or SimModel()
-    fingerprint, placed = _read(prompt_token_ids, key, placeholders), _placed(placeholders)
+    fingerprint, placed = _read(prompt_token_ids, key, placeholders, adapter), _placed(placeholders)
     sampled: list[int] = []
     while len(sampled) < max_tokens:
         sampled.append(fingerprint % model.vocabulary_size)
@@ -261,10 +267,12 @@ def aligned_tokens(fingerprints: Sequence[int], alignment: Alignment) -> Aligned
     )
 
 
-def _read(prompt_token_ids: Sequence[int], key: str | None, placeholders: Sequence[Placeholder]) -> int:
+def _read(
+    prompt_token_ids: Sequence[int], key: str | None, placeholders: Sequence[Placeholder], adapter: str = ""
+) -> int:
     """Returns the fingerprint of a prompt's last position."""
     placed = _placed(placeholders)
-    fingerprint = 0
+    fingerprint = _begin(adapter)
     for position, token_id in enumerate(prompt_token_ids):
         fingerprint = _chain(fingerprint, token_id, _seen(placed, position, key))
     return fingerprint
