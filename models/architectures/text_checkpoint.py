@@ -89,11 +89,6 @@ class TextCheckpoint(ModuleCheckpoint):
         """True if another library quantized the weights."""
         return quantization_of(self.config) is not None
 
-    @property
-    def by_library(self) -> bool:
-        """True if the library that quantized the weights reads them."""
-        return (quantization_of(self.config) or {}).get("quant_method") == "torchao"
-
 
 def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
     """Reads everything but the weights of the checkpoint whose config.json is ``plain``.

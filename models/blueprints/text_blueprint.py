@@ -11,7 +11,7 @@ from typing import Any, Self
 from attrs import evolve, frozen
 from torch import nn
 
-from ...core.errors import InvalidRequest, UnsupportedModel
+from ...core.errors import InvalidRequest
 from ...core.model import Kind, LayerKV, ModelDescription
 from ..architectures.assistants import AssistantFiles
 from ..architectures.prompts import MediaPreparer, TextPreparer
@@ -75,15 +75,10 @@ class TextBlueprint(ModuleBlueprint):
             module = checkpoint.family.load(folder, self.dtype)
             self._read_drafts(module)
             return module
-        by_library, lazily = checkpoint.by_library, self.not_native() is None
-        read: dict[str, Any] = {"quantized": by_library, "lazily": lazily}
-        module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", **read)
-        others = adopt_quantized(module, self.dtype) if checkpoint.quantized else []
-        if others:
-            raise UnsupportedModel(
-                f"{folder} has layers with another quantization ({', '.join(others[:3])}); allowed: int8, symmetric, "
-                "with one scale for each output"
-            )
+        lazily = self.not_native() is None
+        module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", lazily=lazily)
+        if checkpoint.quantized:
+            adopt_quantized(module, self.dtype)
         module = text_alone(module)
         if not checkpoint.quantized or self.assistant is not None:
             self._read_drafts(module)

@@ -40,7 +40,6 @@ def load_module(
     dtype: torch.dtype,
     *,
     spare: str | None = None,
-    quantized: bool = False,
     left_out: str = "",
     lazily: bool = False,
 ) -> nn.Module:
@@ -48,19 +47,17 @@ def load_module(
 
     Args:
         spare: the name of an unused part, whose weights may be missing.
-        quantized: another library quantized the weights, and transformers uses this library to read them. Otherwise
-            quantized matrices are `QuantizedTensor`, which are read when they are needed.
         left_out: the name of a part to leave out of the model; its weights are not read.
-        lazily: matrices in safetensors are `UnreadTensor`, which are read when they are needed.
+        lazily: matrices in safetensors are `UnreadTensor`, which are read when they are needed, as quantized ones
+            always are.
 
     Raises:
-        UnsupportedModel: the library that quantized the weights is not installed, or a GGUF file has weights that the
-            model does not have.
+        UnsupportedModel: a GGUF file has weights that the model does not have.
         CheckpointError: weights are missing (transformers would fill them at random), damaged, or of another shape.
     """
     place = file_of(folder) or folder
     with TURNS.quiet():
-        made = None if quantized or is_mapped(folder) else UnreadSlice if lazily else StoredTensor
+        made = None if is_mapped(folder) else UnreadSlice if lazily else StoredTensor
         module, told = _load_private(loader, folder, dtype, made, left_out=left_out)
     missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:

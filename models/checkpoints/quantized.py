@@ -15,12 +15,12 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from ...core.errors import CheckpointError
+from ...core.errors import CheckpointError, UnsupportedModel
 from .layouts import Columns, Layout, Normal, Rows, schemes
 from .stored import StoredTensor
 from .unread import UnreadSlice
 
-READ = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
+READ = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "torchao")
 """The kinds of quantized checkpoints that are read without the library that wrote them."""
 
 _ENDS = (
@@ -28,6 +28,12 @@ _ENDS = (
     *("weight_packed", "weight_shape", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx"),
     *("SCB", "weight_format"),
 )
+_TORCHAO = {  # how its tensors are called, and what compressed-tensors calls them
+    "_weight_qdata": "weight",
+    "_weight_scale": "weight_scale",
+    "_weight_zero_point": "weight_zero_point",
+}
+_KINDS_OF_TORCHAO = ("Int8DynamicActivationInt8WeightConfig", "Int8WeightOnlyConfig")
 _INPUTS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
 _FORMATS = ("dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 _STRATEGIES = ("block", "channel", "group", "tensor")
@@ -38,8 +44,14 @@ _ROWS = 1024  # that are read at a time
 def unknown_quantization(told: Mapping[str, Any]) -> str | None:
     """Returns what is not read of the quantization that config.json names, and what is; ``None``: all is read."""
     method = told["quant_method"]
-    if method not in (*READ, "torchao"):
-        return f"by {method} (supported: {', '.join(READ)}, and int8 of torchao)"
+    if method not in READ:
+        return f"by {method} (supported: {', '.join(READ)})"
+    if method == "torchao":
+        kinds = told.get("quant_type")
+        every = {"default": kinds} if not isinstance(kinds, Mapping) else kinds
+        names = {str(one.get("_type") if isinstance(one, Mapping) else one) for one in every.values()}
+        others = ", ".join(sorted(names - {*_KINDS_OF_TORCHAO}))
+        return f"by torchao as {others} (supported: {' and '.join(_KINDS_OF_TORCHAO)})" if others else None
     if method == "gptq":
         form = told.get("checkpoint_format") or told.get("format") or "gptq"
         if told.get("bits") not in (4, 8):
@@ -186,10 +198,12 @@ def quantized_tensors(stored: Mapping[str, StoredTensor], told: Mapping[str, Any
 
     Raises:
         CheckpointError: tensors are missing, or do not belong together.
+        UnsupportedModel: a tensor of torchao is of another kind than those that are known.
     """
     layers: dict[str, dict[str, StoredTensor]] = {}
     found: dict[str, StoredTensor] = {}
-    for name, one in stored.items():
+    named = _of_torchao(stored) if told["quant_method"] == "torchao" else stored
+    for name, one in named.items():
         layer, _, end = name.rpartition(".")
         if told["quant_method"] == "bitsandbytes" and ".weight." in name:
             layer, _, end = name.partition(".weight.")
@@ -209,6 +223,20 @@ def quantized_tensors(stored: Mapping[str, StoredTensor], told: Mapping[str, Any
     bare += [one for one in found.values() if one.kind.startswith("F8")]
     if bare:
         raise CheckpointError(f"weight {bare[0].name!r} of {bare[0].path} is of {bare[0].kind}, and has no scales")
+    return found
+
+
+def _of_torchao(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors of torchao under the names that compressed-tensors has for them."""
+    found = dict[str, StoredTensor]()
+    for name, one in stored.items():
+        layer, _, end = name.rpartition(".")
+        if end.startswith("_weight_") and end not in _TORCHAO:
+            raise UnsupportedModel(
+                f"{one.path} has {name}, which is not known of torchao (known: {', '.join(_TORCHAO)}); give the "
+                "checkpoint before it was quantized"
+            )
+        found[f"{layer}.{_TORCHAO[end]}" if end in _TORCHAO else name] = one
     return found
 
 

@@ -61,14 +61,24 @@ def stored(folder, target, form, group, write):
 
 
 def by_torchao(folder, target):
-    """It is not among the packages of the tests: where it is installed, transformers imports it for every model."""
-    torchao = pytest.importorskip("torchao.quantization")
-    config = transformers.TorchAoConfig(torchao.Int8WeightOnlyConfig())
-    transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=config
-    ).save_pretrained(target)
-    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(target)
-    return target
+    """As torchao 0.18 writes `Int8WeightOnlyConfig` by transformers: a tensor for each part of a weight."""
+    shutil.copytree(folder, target)
+    found = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if "_proj." not in name:
+            found[name] = weight
+            continue
+        layer, scale = name.removesuffix("weight"), weight.abs().amax(1, keepdim=True) / 127
+        found[f"{layer}_weight_qdata"] = (weight / scale).round().to(torch.int8)
+        found[f"{layer}_weight_scale"] = scale
+        found[f"{layer}_weight_zero_point"] = torch.zeros_like(scale, dtype=torch.int8)
+    save_file(found, target / "model.safetensors", metadata={"format": "pt"})
+    return described(target, torchao("Int8WeightOnlyConfig"))
+
+
+def torchao(kind):
+    told = {"_data": {"group_size": None, "set_inductor_config": True}, "_type": kind, "_version": 2}
+    return {"quant_method": "torchao", "quant_type": {"default": told}, "modules_to_not_convert": None}
 
 
 def described(folder, quantization):
@@ -88,18 +98,22 @@ def folder(request, plain, tmp_path_factory):
     return MAKERS[request.param](plain, tmp_path_factory.mktemp("stored") / "llama")
 
 
-def test_the_layers_compute_what_the_library_says(folder):
-    """With the inputs as they are."""
+def test_the_layers_compute_what_the_library_says(folder, plain):
+    """With the inputs as they are. What torchao writes is read without it."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    options = {"dtype": torch.float32}
-    if config.quantization_config["quant_method"] == "compressed-tensors":
-        options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
-    with TURNS.quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        told = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
-    by_torchao = config.quantization_config["quant_method"] == "torchao"
-    found = load_module("LlamaForCausalLM", folder, torch.float32, quantized=by_torchao, lazily=True)
-    assert adopt_quantized(found, torch.float32) == []
+    if config.quantization_config["quant_method"] == "torchao":
+        told = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+        for name, weight in told.named_parameters():
+            if "_proj." in name:
+                scale = weight.data.abs().amax(1, keepdim=True) / 127
+                weight.data.copy_((weight.data / scale).round() * scale)
+    else:
+        options = {"quantization_config": transformers.CompressedTensorsConfig(dequantize=True)}
+        with TURNS.quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            told = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    found = load_module("LlamaForCausalLM", folder, torch.float32, lazily=True)
+    adopt_quantized(found, torch.float32)
     made = [module for module in found.modules() if isinstance(module, QuantizedLinear)]
     assert len(made) == 7 * config.num_hidden_layers
     tokens = torch.tensor([PROMPT])
@@ -119,31 +133,22 @@ def test_the_engine_writes_the_tokens_of_its_weights(open_driver, folder, quanti
     assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 
-def test_numbers_of_another_kind_are_refused(plain, tmp_path):
-    """float8 is no plain float, and an embedding in int8 is none of ours."""
-    module = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
-    layer = module.model.layers[0].mlp
-    layer.up_proj.weight = torch.nn.Parameter(layer.up_proj.weight.to(torch.float8_e4m3fn), requires_grad=False)
-    module.model.embed_tokens.weight = torch.nn.Parameter(
-        module.model.embed_tokens.weight.to(torch.int8), requires_grad=False
-    )
-    assert adopt_quantized(module, torch.float32) == ["model.embed_tokens", "model.layers.0.mlp.up_proj"]
-
-
 def test_models_that_see_are_refused(open_driver, tmp_path):
     folder = make_checkpoint("qwen2_5_vl", tmp_path / "model")
     with pytest.raises(UnsupportedModel, match="reads images or audio and has quantized weights"):
         open_driver(described(folder, {"quant_method": "compressed-tensors"}))
 
 
-def test_without_the_library_its_package_is_named(open_driver, plain, tmp_path, monkeypatch):
-    def missing(*_, **__):
-        raise ImportError("it requires `pip install torchao`")
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", missing)
-    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", missing)
-    with pytest.raises(UnsupportedModel, match=r"needs a package.*pip install torchao"):
-        open_driver(described(shutil.copytree(plain, tmp_path / "copy"), {"quant_method": "torchao"}))
+def test_what_torchao_does_otherwise_is_refused_by_name(open_driver, plain, tmp_path):
+    """Other kinds of weights, and factors of inputs."""
+    folder = by_torchao(plain, tmp_path / "copy")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("qdata")).replace("qdata", "act_pre_scale")
+    save_file(weights | {name: torch.ones(1)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=f"has {name}, which is not known of torchao"):
+        open_driver(folder)
+    with pytest.raises(UnsupportedModel, match=r"by torchao as Int4WeightOnlyConfig \(supported: Int8Dynamic"):
+        open_driver(described(folder, torchao("Int4WeightOnlyConfig")))
 
 
 def test_they_are_for_the_cpu_alone(open_driver, plain, tmp_path, monkeypatch):
