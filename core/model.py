@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from attrs import evolve, field, frozen
 
 from .aligning import TextAligner
 from .diarizing import FrameDiarizer
+from .errors import InvalidRequest
 from .reasoning import Reasoning
 from .request import EncoderItem, LogitRules, Pooling, Structure
 from .speech import SpeechModel
@@ -161,10 +162,6 @@ class Preparer(Protocol):
         """Returns the source of the chat template that renders conversations, with ``tools`` or without; an empty text
         if the checkpoint has none."""
 
-    @property
-    def tool_template(self) -> str:
-        """The template of conversations with tools."""
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -183,6 +180,27 @@ class Preparer(Protocol):
             InvalidRequest: there is no template, or the template refuses the messages, or does not read ``tools`` or
                 ``options``.
         """
+
+
+class WithoutConversations:
+    """The part of a `Preparer` whose model has no conversations."""
+
+    __slots__ = ()
+    instead: ClassVar[str]
+    """The end of the refusal of a conversation: what is wrong with it, and what to give in its place."""
+
+    @property
+    def converses(self) -> bool:
+        """False."""
+        return False
+
+    def template(self, *, tools: bool) -> str:  # noqa: ARG002  (see `Preparer`)
+        """Returns an empty text."""
+        return ""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **_: object) -> str:
+        """Raises `InvalidRequest`."""
+        raise InvalidRequest(f"{len(messages)} messages are given{self.instead}")
 
 
 class Structures(Protocol):

@@ -96,7 +96,7 @@ class ToolFormat:
         """
         if name is not None:
             return cls.named(name, model.tokenizer)
-        template = "" if model.preparer is None else model.preparer.tool_template
+        template = "" if model.preparer is None else model.preparer.template(tools=True)
         found = find_format(template)
         spec = getattr(model.tokenizer, "response_template", None)
         own = None if spec is None else TemplatedCalls.of(spec, SYNTAXES.get(found or ""))
@@ -203,7 +203,7 @@ def silent_beside_calls(model: ModelDescription) -> frozenset[int]:
     """The special tokens that mark no call in the texts of a model. None if its chat template writes calls in no known
     format: any of them may mark one."""
     own = str(getattr(model.tokenizer, "response_template", None) or "").replace("\\", "")  # it may have expressions
-    if model.preparer is None or not (own or find_format(model.preparer.tool_template)):
+    if model.preparer is None or not (own or find_format(model.preparer.template(tools=True))):
         return frozenset()
     marks = {mark for syntax in SYNTAXES.values() for mark in syntax.markers}
     return frozenset(token for text, token in _added(model.tokenizer).items() if text not in marks and text not in own)

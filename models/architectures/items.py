@@ -5,7 +5,7 @@ with its start token.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,11 +13,9 @@ from attrs import field, frozen
 from torch import Tensor
 
 from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
-from ...core.model import Prepared
+from ...core.model import Prepared, WithoutConversations
 from ...core.request import EncoderItem
-from ...core.tools import Tool
 from ..machine.defaults import OwnDefaults
-from .conversations import Rendered
 from .prompts import TextPreparer, payload_key, tokenize
 
 
@@ -68,9 +66,9 @@ class TextItems(TextPreparer):
 
 
 @frozen(kw_only=True)
-class AudioItems(TextPreparer):
+class AudioItems(WithoutConversations, TextPreparer):
     """Prompts of models that read samples: the encoder reads one piece of audio, and the decoder's text begins with the
-    prompt, if there is one."""
+    prompt, if there is one. The audio is a single piece and cannot be part of a conversation."""
 
     media: frozenset[str] = frozenset({"audio"})
     needs_prompt: bool = False
@@ -80,11 +78,9 @@ class AudioItems(TextPreparer):
     _read: Callable[[np.ndarray[Any, Any]], Mapping[str, Tensor]] = field(repr=False)  # makes a payload of samples
     extends: bool = False  # the output of a longer audio begins as that of its beginning, see `EncoderItem.follows`
     _count: Callable[[int], int]  # the embeddings of a number of samples; less than 1: too few samples
-
-    @property
-    def converses(self) -> bool:
-        """False, since the audio is a single piece and cannot be part of a conversation."""
-        return False
+    instead: ClassVar[str] = (
+        ", but the model reads only one piece of audio; give audio=..., and prompt=... for the beginning of its text"
+    )
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
@@ -127,26 +123,3 @@ class AudioItems(TextPreparer):
                 f"audio of {len(samples)} samples is too short for one embedding; allowed: {least} samples or more"
             )
         return samples
-
-    def template(self, *, tools: bool) -> str:  # noqa: ARG002  (see `Preparer`)
-        """Returns an empty text, since the model has no conversations."""
-        return ""
-
-    @property
-    def tool_template(self) -> str:
-        """Empty, since the model has no conversations."""
-        return ""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),  # noqa: ARG002  (see `Preparer`)
-        options: Mapping[str, Any] | None = None,  # noqa: ARG002
-        placed: bool = False,  # noqa: ARG002
-    ) -> Rendered:
-        """Raises `InvalidRequest`, since the audio is a single piece and cannot be part of a conversation."""
-        raise InvalidRequest(
-            f"{len(messages)} messages are given, but the model reads only one piece of audio; give audio=..., and "
-            "prompt=... for the beginning of its text"
-        )

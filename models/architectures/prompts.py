@@ -191,11 +191,6 @@ class TextPreparer:
         """Returns the chat template that renders conversations, with ``tools`` or without."""
         return template_of(self.tokenizer, self.chat_template, tools=tools)
 
-    @property
-    def tool_template(self) -> str:
-        """The chat template that renders conversations with tools."""
-        return self.template(tools=True)
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -30,7 +30,7 @@ PUT_TWO = ToolCall("put", '{"a": "1\\n\\t2", "b": "<parameter=c>"}')
 def model(template: str, **tokenizer: Any) -> ModelDescription:
     """A model whose checkpoint has this chat template."""
     described = SimpleNamespace(name="paper", tokenizer=SimpleNamespace(added_tokens_decoder={}, **tokenizer))
-    described.preparer = SimpleNamespace(tool_template=template)
+    described.preparer = SimpleNamespace(template=lambda *, tools: template)
     found: Any = described
     return found
 

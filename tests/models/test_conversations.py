@@ -156,11 +156,11 @@ def test_a_template_that_would_drop_tools_or_calls_is_told(preparer: TextPrepare
 
 def test_a_checkpoint_may_have_a_template_for_tools_alone(preparer: TextPreparer) -> None:
     both = with_template(preparer, {"default": tool_templates.PLAIN, "tool_use": tool_templates.HERMES})
-    assert both.tool_template == tool_templates.HERMES
+    assert both.template(tools=True) == tool_templates.HERMES
     assert both.render(MESSAGES[:1], tools=TOOLS).startswith("<tools>")
     assert both.render(MESSAGES[:1]) == "<|user|>hi<|assistant|>"
-    assert with_template(preparer, {"other": tool_templates.HERMES}).tool_template == ""
-    assert with_template(preparer, None).tool_template == ""
+    assert with_template(preparer, {"other": tool_templates.HERMES}).template(tools=True) == ""
+    assert with_template(preparer, None).template(tools=True) == ""
 
 
 def test_options_are_variables_of_the_template(preparer: TextPreparer) -> None:
@@ -213,8 +213,8 @@ def test_models_with_media_read_tools_too(tmp_path: Path) -> None:
     rendered = opened.render(MESSAGES, tools=TOOLS)
     assert '"name": "now"' in rendered
     assert '{"name": "weather", "arguments": {"city": "Zürich"}}' in rendered
-    assert opened.tool_template == opened.tokenizer.chat_template
+    assert opened.template(tools=True) == opened.tokenizer.chat_template
     own = attrs.evolve(opened, chat_template=tool_templates.HERMES)
-    assert own.tool_template == tool_templates.HERMES
+    assert own.template(tools=True) == tool_templates.HERMES
     with pytest.raises(InvalidRequest, match="does not read"):
         own.render(MESSAGES[:1], options={"nobody": 1})

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
 
 from triolet.core.errors import InvalidRequest
-from triolet.core.model import Kind, ModelDescription, Prepared, WhisperTokens
+from triolet.core.model import Kind, ModelDescription, Prepared, WhisperTokens, WithoutConversations
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Alignment, EncoderItem, Placeholder, Pooling
-from triolet.core.tools import Tool
 from triolet.models.speech.whisper_speech import with_whisper
 
 EOS, START = 0, 1
@@ -39,7 +38,7 @@ class SimTokenizer:
 
 
 @frozen(kw_only=True)
-class SimPreparer:
+class SimPreparer(WithoutConversations):
     """A preparer of prompts with images. An image is a number here (of a real image, the red value of its first pixel).
     Image n has ``1 + n % 4`` embeddings, each as large as an embedding of the model. `IMAGE` stands for each image in
     the prompt.
@@ -48,7 +47,7 @@ class SimPreparer:
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
     needs_prompt: bool = True
-    converses: bool = False
+    instead: ClassVar[str] = "; allowed: prompts, since this simulated model has no chat template"
 
     def with_items(self, prompt: str, count: int) -> str:
         """Implements `triolet.core.model.Preparer`."""
@@ -100,32 +99,6 @@ class SimPreparer:
             embeddings=count,
             size=count * self.model.encoder_bytes // self.model.encoder_embeddings,
             spans=((start, start + count),),
-        )
-
-    def template(self, *, tools: bool) -> str:  # noqa: ARG002  (see `Preparer`)
-        """Implements `triolet.core.model.Preparer`."""
-        return ""
-
-    @property
-    def tool_template(self) -> str:
-        """Implements `triolet.core.model.Preparer`."""
-        return ""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),  # noqa: ARG002  (see `triolet.core.model.Preparer`)
-        options: Mapping[str, Any] | None = None,  # noqa: ARG002
-        placed: bool = False,  # noqa: ARG002
-    ) -> str:
-        """Implements `triolet.core.model.Preparer`.
-
-        Raises:
-            InvalidRequest: always.
-        """
-        raise InvalidRequest(
-            f"{len(messages)} messages are given; allowed: prompts, since this simulated model has no chat template"
         )
 
 
