@@ -275,7 +275,7 @@ class TorchExecutor:
         assert self._open is None, "the executor is awake"
         with self._all_or_nothing():
             if self._parked_model is not None:
-                self._take(blueprint, partial(blueprint.place, self._parked_model))
+                self._take(blueprint, partial(self._parked_model.to, blueprint.device))
             else:
                 with TURNS.loading(partial(getattr, self, "_given_up")):
                     self._load_again(blueprint)

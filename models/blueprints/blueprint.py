@@ -239,10 +239,6 @@ class Blueprint:
         """Loads the model with the weights that `files` returned."""
         raise NotImplementedError
 
-    def place(self, model: TransformerModel, *, copied: bool = False) -> TransformerModel:
-        """Returns ``model`` on its device. Tensors that are there already are shared, unless ``copied`` is true."""
-        return model.to(self.device, copied=copied)
-
     def take(self, own: Own, model: Any) -> Parts:
         """Allocates all that the loaded ``model`` needs besides its weights, each part under the name of its owner."""
         raise NotImplementedError
@@ -373,15 +369,14 @@ class ModuleBlueprint(Blueprint):
         keeps no view of a mapped file, since the file may change. The fingerprint is that of the weights as they were
         read.
         """
-        loaded = TransformerModel(self.read().eval())
-        files.fingerprint = fingerprint_of(loaded.module)
-        decoder = self.native_decoder(loaded.module)
+        model = TransformerModel(self.read().eval())
+        files.fingerprint = fingerprint_of(model.module)
+        decoder = self.native_decoder(model.module)
         why_not = decoder if isinstance(decoder, str) else None
         self.check_kv_dtype(why_not)
-        evolve(self, fingerprint=files.fingerprint).pack(loaded.module, decoder if why_not is None else None)
-        read_all(loaded.module)
-        model = self.place(loaded, copied=is_mapped(self.checkpoint.folder))
-        loaded.release()
+        evolve(self, fingerprint=files.fingerprint).pack(model.module, decoder if why_not is None else None)
+        read_all(model.module)
+        model.move(self.device, copied=is_mapped(self.checkpoint.folder))
         if why_not is None:
             model.gather()
         return model

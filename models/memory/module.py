@@ -29,17 +29,21 @@ class TransformerModel:
         assert self._module is not None, "the model is released"
         return self._module
 
-    def to(self, device: torch.device, *, copied: bool = False) -> TransformerModel:
-        """Returns the same model with its tensors on ``device``. Tensors that are already on ``device`` are shared
-        unless ``copied`` is true."""
+    def to(self, device: torch.device) -> TransformerModel:
+        """Returns the same model with its tensors on ``device``. Tensors that are already there are shared."""
         module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in _tensors(self.module)})
-        assert module is not None, "the model is released"
+        moved = TransformerModel(module)
+        moved.move(device)
+        return moved
+
+    def move(self, device: torch.device, *, copied: bool = False) -> None:
+        """Moves the tensors to ``device``. Tensors that are already there stay unless ``copied`` is true."""
+        places = list(_places(self.module))  # all originals live on meanwhile: no two have one identity
         moved: dict[int, Tensor] = {}  # by the identity of the original: modules may share a tensor
-        for held, key, value in _places(module):
+        for held, key, value in places:
             if id(value) not in moved:
                 moved[id(value)] = _moved(value, device, copied=copied)
             held[key] = moved[id(value)]
-        return TransformerModel(module)
 
     def gather(self) -> None:
         """Moves the matrices that are on the CPU into memory of large pages, some at a time: most are smaller than a

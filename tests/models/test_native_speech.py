@@ -242,7 +242,8 @@ def test_convolutions_over_spectra_have_their_fast_order_from_the_start() -> Non
     """Also in large pages. They were copied for each clip."""
     encoder = known(copy.deepcopy(module("parakeet")))
     encoder.pack(MOST)
-    model = TransformerModel(encoder.module).to(torch.device("cpu"), copied=True)
+    model = TransformerModel(encoder.module)
+    model.move(torch.device("cpu"), copied=True)
     model.gather()
     weights = [layer.weight for layer in model.module.subsampling.layers if isinstance(layer, torch.nn.Conv2d)]
     assert len(weights) > 1
