@@ -3,9 +3,9 @@ families that are known by name are compared through the whole engine, in ``test
 
 from __future__ import annotations
 
+import copy
 import functools
 import shutil
-from functools import partial
 
 import pytest
 import torch
@@ -168,6 +168,7 @@ def test_other_kinds_of_attention_are_refused(open_driver, folder, tmp_path, kin
         open_driver(other)
 
 
+@functools.cache  # of all, which takes longer than to make one model
 def make_more():
     """Models of families that have no checkpoint of their own in the tests."""
     import transformers as t
@@ -265,7 +266,8 @@ def make_more():
         "gpt2": t.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128),
         "opt": t.OPTConfig(**sizes, **ends, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=128),
     }
-    return {name: partial(t.AutoModelForCausalLM.from_config, config) for name, config in kinds.items()}
+    made = t.AutoModelForCausalLM.from_config
+    return {name: lambda config=config: made(copy.deepcopy(config)) for name, config in kinds.items()}
 
 
 @pytest.mark.parametrize("kind", make_more())
