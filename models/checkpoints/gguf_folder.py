@@ -23,7 +23,7 @@ from .settings import read_json
 
 NOTE = "gguf.json"
 """The file of such a folder that names the GGUF file."""
-_FORM = 1  # raised with each change of what is written
+_FORM = 2  # raised with each change of what is written
 _FILES = (NOTE, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _OLLAMA = "ollama:"
 _OLLAMA_NAME = re.compile(
@@ -110,6 +110,7 @@ def settings_folder(path: Path) -> Path:
         _drop_others(folder, path)
         with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent, ignore_cleanup_errors=True) as made:
             for name, text in texts.items():
+                (Path(made) / name).parent.mkdir(exist_ok=True)
                 (Path(made) / name).write_text(text, encoding="utf-8")
             try:
                 os.rename(made, folder)
@@ -164,7 +165,7 @@ def header_key(file: GgufFile) -> str:
 
 def _texts(file: GgufFile) -> dict[str, str]:
     """Returns the texts of the folder's files, by name."""
-    from .gguf_models import read_gguf_config
+    from .gguf_models import pooling_of, read_gguf_config
     from .gguf_tokenizer import make_tokenizer
 
     config = read_gguf_config(file)
@@ -179,5 +180,8 @@ def _texts(file: GgufFile) -> dict[str, str]:
         "tokenizer_config.json": json.dumps(settings, indent=1),
         "tokenizer.json": tokenizer.to_str(),
     }
+    if (pooling := pooling_of(file)) is not None:  # as the files of sentence-transformers say it
+        made["modules.json"] = json.dumps([{"type": "Transformer"}, {"type": "Pooling", "path": "1_Pooling"}])
+        made["1_Pooling/config.json"] = json.dumps({"pooling_mode": pooling})
     template = file.settings.get("tokenizer.chat_template")
     return made | ({"chat_template.jinja": template} if isinstance(template, str) else {})

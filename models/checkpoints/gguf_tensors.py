@@ -6,7 +6,7 @@ A matrix is stored in rows of blocks. Values are decoded as the package ``gguf``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -141,7 +141,51 @@ class GgufTensor(StoredTensor):
         return "F32"
 
 
-def noted_tensors(note: Path, *, lazily: bool = False) -> dict[str, GgufTensor]:
+def _rows_after_rows(parts: list[Tensor]) -> Tensor:
+    first, second = parts
+    return torch.cat([first, second], first.dim() - 2)
+
+
+JOINS: dict[str, Callable[[list[Tensor]], Tensor]] = {}
+"""How tensors are joined that transformers has as one, by the end of its name; others row after row."""
+
+
+@frozen(eq=False, kw_only=True)
+class JoinedTensor(StoredTensor):
+    """A tensor that the file has in parts."""
+
+    parts: tuple[GgufTensor, ...]
+    join: Callable[[list[Tensor]], Tensor]
+    has_parts = False
+
+    @classmethod
+    def of(cls, name: str, parts: Mapping[int, GgufTensor]) -> Self:
+        """Returns the tensor ``name``. Raises `CheckpointError` if parts are missing, or do not belong together."""
+        first = next(iter(parts.values()))
+        join = next((JOINS[end] for end in JOINS if name.endswith(end)), _rows_after_rows)
+        ordered = tuple(parts[number] for number in sorted(parts))
+        try:
+            shape = tuple(join([torch.empty(one.shape, device="meta") for one in ordered]).shape)
+        except (ValueError, RuntimeError, IndexError) as error:
+            told = ", ".join(f"{one.name} {one.shape}" for one in ordered)
+            raise CheckpointError(f"{first.path} has only {told} for {name}: {error}; download it again") from error
+        return cls(path=first.path, name=name, begin=first.begin, kind="F32", shape=shape, parts=ordered, join=join)
+
+    def pieces(self) -> Generator[Tensor, None, None]:
+        """Yields all decoded values at once."""
+        yield self.join([one.read(torch.float32) for one in self.parts]).reshape(-1)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the tensor in another dtype. Where rows are only put one after the other, they stay unread."""
+        return self.join([one.to(device, dtype) for one in self.parts])
+
+    def sample(self) -> Iterator[Tensor]:
+        """Yields a few values of each part."""
+        for one in self.parts:
+            yield from one.sample()
+
+
+def noted_tensors(note: Path, *, lazily: bool = False) -> dict[str, StoredTensor]:
     """Returns `named_tensors` of the file that a note in a folder of settings names.
 
     Raises:
@@ -155,30 +199,51 @@ def noted_tensors(note: Path, *, lazily: bool = False) -> dict[str, GgufTensor]:
     return named_tensors(file, lazily=lazily)
 
 
-def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, GgufTensor]:
+def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTensor]:
     """Returns the tensors of a model as a checkpoint of transformers has them, by their names there.
 
     Raises:
-        CheckpointError: a tensor has not the rows of whole heads.
+        CheckpointError: a tensor has not the rows of whole heads, or a part of one is missing.
         UnsupportedModel: transformers' model has no such tensor.
     """
-    found = dict[str, GgufTensor]()
+    kind, found, joined = architecture_of(file), dict[str, StoredTensor](), dict[str, dict[int, GgufTensor]]()
     for name, at in file.tensors.items():
         own, heads = name_of(file, name), heads_of(file, name)
         if own is None:
             continue
-        tensor = GgufTensor.placed(name, at, lazily=lazily)
+        tensor = _reshaped(GgufTensor.placed(name, at, lazily=lazily))
         if heads:
             tensor = _turned_back(tensor, heads)
-        if name.endswith("shortconv.conv.weight"):
-            tensor = evolve(tensor, shape=(at.shape[0], 1, *at.shape[1:]))
-        if name.endswith("ffn_gate_inp_shexp.weight"):
-            tensor = evolve(tensor, shape=(1, at.shape[-1]))
-        if architecture_of(file).raised and own.endswith("norm.weight"):
+        if kind.raised and own.endswith("norm.weight"):
             tensor = evolve(tensor, change=_lowered)
-        experts = range(at.shape[0]) if "{}" in own else ()
-        found |= {own.format(index): tensor.part(index) for index in experts} or {own: tensor}
-    return found
+        own, _, number = own.partition("@")
+        several, count = own.split("|"), tensor.shape[0]
+        if number:
+            joined.setdefault(own, {})[int(number)] = tensor
+        elif "{}" in own:
+            found |= {own.format(index): tensor.part(index) for index in range(count)}
+        elif count % len(several):
+            raise CheckpointError(f"{file.path}: {name} has {count} rows for {own}; download it again")
+        else:
+            rows = count // len(several), *tensor.shape[1:]
+            found |= {one: tensor.cut(index * prod(rows), rows) for index, one in enumerate(several)}
+    return found | {own: JoinedTensor.of(own, parts) for own, parts in joined.items()}
+
+
+def _reshaped(tensor: GgufTensor) -> GgufTensor:
+    """Returns a tensor with the dimensions that it has in transformers' model."""
+    name, shape = tensor.name, tensor.shape
+    if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")) and len(shape) == 2:
+        return evolve(tensor, shape=(shape[0], 1, shape[1]))
+    if name.endswith("ffn_gate_inp_shexp.weight"):
+        return evolve(tensor, shape=(1, shape[-1]))
+    if name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+        tensor = evolve(tensor, shape=(prod(shape),))
+    return evolve(tensor, change=_logarithm) if name.endswith(".ssm_a") else tensor
+
+
+def _logarithm(values: Tensor) -> Tensor:
+    return (-values).log()
 
 
 def _lowered(values: Tensor) -> Tensor:

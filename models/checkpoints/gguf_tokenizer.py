@@ -52,6 +52,7 @@ _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
     *("<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>"),
 )
 _SPACE = "▁"
+_CLASS, _SEPARATOR, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"  # of BERT
 _LONGEST = 4096  # characters of a token, which is tried to be made of two at each of them
 
 
@@ -72,8 +73,11 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
         made = _byte_level(file, tokens, cut)
     elif kind == "llama":
         made = _sentence_pieces(file, tokens)
+    elif kind == "bert":
+        tokens = _word_pieces(tokens, types)
+        made = _of_word_pieces(file, tokens)
     else:
-        raise UnsupportedModel(f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2 and llama")
+        raise UnsupportedModel(f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2, llama and bert")
     added = [
         AddedToken(text, normalized=False, special=one == _CONTROL)
         for text, one in zip(tokens, types, strict=False)
@@ -81,8 +85,11 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
     ]
     made.add_tokens(added)
     named = {name: _token(file, tokens, name) for name in ("bos", "eos", "unknown", "padding", "eot", "eom")}
-    begins = file.settings.get("tokenizer.ggml.add_bos_token", kind == "llama" or cut in _WHOLE_FIRST)
-    ends = file.settings.get("tokenizer.ggml.add_eos_token", False)
+    if kind == "bert":  # texts begin and end with other tokens
+        places = {"bos": ("cls", _CLASS), "eos": ("seperator", _SEPARATOR)}
+        named |= {one: _token(file, tokens, name) or made.token_to_id(text) for one, (name, text) in places.items()}
+    begins = file.settings.get("tokenizer.ggml.add_bos_token", kind in {"llama", "bert"} or cut in _WHOLE_FIRST)
+    ends = file.settings.get("tokenizer.ggml.add_eos_token", kind == "bert")
     around = [named["bos"]] if begins else [], [named["eos"]] if ends else []
     if None in (*around[0], *around[1]):
         raise CheckpointError(f"{file.path} says that texts begin or end with a token, but not with which")
@@ -162,6 +169,29 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaced]) if prefixed else spaced
     parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefixed else parts)
+    return made
+
+
+def _word_pieces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
+    """Returns the tokens as BERT has them: pieces within a word are marked, not those at its beginning."""
+    return [
+        text if one == _CONTROL else text[1:] if text.startswith(_SPACE) else f"##{text}"
+        for text, one in zip(tokens, types or [0] * len(tokens), strict=True)
+    ]
+
+
+def _of_word_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
+    """A vocabulary of BERT. The file does not say whether it has capitals, so its tokens do."""
+    unknown = _token(file, tokens, "unknown")
+    places = {text: one for one, text in enumerate(tokens)}
+    name = _UNKNOWN if unknown is None else tokens[unknown]
+    if name not in places:
+        raise CheckpointError(f"{file.path} has no token for unknown words; download it again")
+    made = Tokenizer(models.WordPiece(places, unk_token=name))
+    capitals = any(text != text.lower() for text in tokens if not text.startswith("["))
+    made.normalizer = normalizers.BertNormalizer(lowercase=not capitals)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
     return made
 
 

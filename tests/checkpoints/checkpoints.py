@@ -66,7 +66,9 @@ def random_model(model: Any, config: Any, seed: int) -> Any:
         if getattr(made.config, "tie_word_embeddings", False):  # else the last token is likeliest
             made.get_input_embeddings().weight.mul_(0.1)
             decoder = made.get_decoder()
-            (decoder.norm if hasattr(decoder, "norm") else decoder.final_layer_norm).weight.add_(10.0)
+            norm = next((one for one in ("norm", "final_layer_norm", "embedding_norm") if hasattr(decoder, one)), None)
+            if norm is not None:
+                getattr(decoder, norm).weight.add_(10.0)
     torch.set_rng_state(before)
     return made
 

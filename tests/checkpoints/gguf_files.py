@@ -18,6 +18,7 @@ TOKENS = 320
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ4_NL": (0,)}  # where float16 scales lie
 TURNED = {"llama", "smollm3", "granite"}
+MEANS = {"cohere2", "command-r", "stablelm", "starcoder2", "bert", "nomic-bert"}
 RAISED = {"gemma", "gemma2", "gemma3", "nemotron"}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 SIZES = {
@@ -68,6 +69,9 @@ def add_words(
 ) -> None:
     """Adds a vocabulary: the bytes, two merges, and special tokens that fill it up; or ``pieces`` with scores, of which
     the first three are unknown, BOS and EOS, and the next 256 bytes."""
+    if pre == "bert":
+        add_word_pieces(writer)
+        return
     texts = ["<pad>", "<s>", "</s>", "<unk>", *byte_alphabet(), "ab", "cd"]
     types = [3, 3, 3, 3] + [1] * (len(texts) - 4)
     texts += [f"<own{number}>" for number in range(TOKENS - len(texts))]
@@ -89,9 +93,25 @@ def add_words(
         writer.add_chat_template(template)
 
 
+WORD_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁the", "▁cat", "s", "▁on", "▁mat", "ting", "▁naive", "▁a", "b")
+
+
+def add_word_pieces(writer: Any) -> None:
+    """Adds a vocabulary of BERT as its converter does: what begins a word is marked, and not what goes on in it."""
+    texts = [*WORD_PIECES, *(f"▁w{number}" for number in range(TOKENS - len(WORD_PIECES)))]
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("bert-bge")
+    writer.add_token_list(texts)
+    writer.add_token_types([3] * 4 + [1] * (TOKENS - 4))
+    writer.add_token_type_count(2)
+    writer.add_unk_token_id(1)
+    writer.add_sep_token_id(3)
+    writer.add_pad_token_id(0)
+
+
 def settings_of(writer: Any, config: Any) -> None:
     """Adds the settings that the converter writes for all architectures."""
-    rope = getattr(config, "rope_parameters", {})
+    rope = getattr(config, "rope_parameters", {"rope_theta": None})
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -99,10 +119,9 @@ def settings_of(writer: Any, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     if writer.arch != "lfm2":
         writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    eps = (
-        ("layer_norm_eps", "norm_epsilon") if writer.arch in {"cohere2", "command-r", "stablelm", "starcoder2"} else ()
-    )
+    if (base := rope.get("full_attention", rope)["rope_theta"]) is not None:
+        writer.add_rope_freq_base(base)
+    eps = ("layer_norm_eps", "norm_epsilon") if writer.arch in MEANS else ()
     eps = ("norm_eps",) if writer.arch == "nemotron" else eps
     for name in eps:
         if hasattr(config, name):

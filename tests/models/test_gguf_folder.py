@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from triolet.core.errors import CheckpointError
 from triolet.models.checkpoints.files import converses, find_weights, is_mapped, resolve
+from triolet.models.checkpoints.gguf_architectures import ARCHITECTURES
 from triolet.models.checkpoints.gguf_file import read_gguf
 from triolet.models.checkpoints.gguf_folder import _texts, settings_folder
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
@@ -225,3 +227,9 @@ def test_a_real_file_of_several_kinds_is_what_transformers_reads():
     theirs, _ = convert_gguf_tokenizer(architecture, told)
     for text in TEXTS:
         assert ours(text).input_ids == [2, *theirs.encode(text).ids]
+
+
+def test_the_documents_list_the_architectures_that_are_read():
+    text = (Path(__file__).parents[2] / "docs" / "text.md").read_text(encoding="utf-8")
+    table = text[text.index("| `general.architecture` |") :].split("\n\n", 1)[0].splitlines()[2:]
+    assert sorted(re.findall("`([^`]+)`", "".join(line.split("|")[1] for line in table))) == sorted(ARCHITECTURES)

@@ -1,0 +1,122 @@
+"""GGUF files of models of vectors open as such: their vectors are those of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from triolet.core.errors import CheckpointError, UnsupportedModel
+from triolet.core.model import Kind
+from triolet.core.request import Pooling
+from triolet.models.checkpoints.files import converses, resolve
+from triolet.models.checkpoints.gguf_folder import settings_folder
+from triolet.models.checkpoints.loading import read_tokenizer
+
+from ..checkpoints.checkpoints import classes
+from ..checkpoints.gguf_converted import bert, gemma_embedding, named, nomic_bert, write_converted
+from ..checkpoints.gguf_files import tiny, write_gguf
+from .texts import Job, noise
+
+BERT = {"pre": "bert"}
+SMALL = {"hidden_size": 64, "intermediate_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def heads(writer: Any, config: Any) -> None:
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+
+
+def windowed(writer: Any, config: Any) -> None:
+    """The window as config.json has it, of which transformers takes a half to each side."""
+    heads(writer, config)
+    writer.add_sliding_window(2 * (config.sliding_window - 1))
+
+
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32}
+HEADED = {"head_dim": 32, "num_hidden_layers": 2}
+MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
+    "bert": ("BertConfig", "BertModel", {}, bert, None, BERT),
+    "nomic-bert": ("NomicBertConfig", "NomicBertModel", {"head_dim": 16}, nomic_bert, None, BERT),
+    "eurobert": ("EuroBertConfig", "EuroBertModel", {}, named, None, {}),
+    "gemma-embedding": (
+        *("Gemma3TextConfig", "Gemma3TextModel"),
+        {**GEMMA, "num_hidden_layers": 6, "sliding_window": 8, "use_bidirectional_attention": True},
+        gemma_embedding,
+        windowed,
+        {},
+    ),
+    "qwen3": ("Qwen3Config", "Qwen3Model", HEADED, named, heads, {}),
+}
+POOLINGS = {"bert": "cls", "nomic-bert": "mean", "eurobert": "mean", "gemma-embedding": "mean", "qwen3": "last"}
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_vectors_are_those_of_the_model_that_was_converted(architecture, tmp_path, open_driver):
+    config, model, changes, parts, more, words = MODELS[architecture]
+    made = tiny(config, model, **SMALL | changes)
+    kind = POOLINGS[architecture]
+
+    def told(writer: Any, config: Any) -> None:
+        writer.add_pooling_type(gguf.PoolingType[kind.upper()])
+        if architecture != "qwen3":
+            writer.add_causal_attention(False)
+        if more is not None:
+            more(writer, config)
+
+    path = write_converted(tmp_path / "m.gguf", architecture, made, parts(made), more=told, words=words)
+    driver = open_driver(path, dtype="float32")
+    assert driver.description.kind is Kind.POOLING
+    assert driver.description.default_pooling == Pooling(kind=kind)
+    assert not converses(resolve(path))
+    prompts = [noise(length, length) for length in (3, 17, 40)]
+    found = driver.run(*[Job(prompt=prompt, pooling=Pooling(kind=kind)) for prompt in prompts])
+    for prompt, one in zip(prompts, found, strict=True):
+        with torch.inference_mode():
+            hidden = made(torch.tensor([prompt])).last_hidden_state[0]
+        expected = {"cls": hidden[0], "mean": hidden.mean(0), "last": hidden[-1]}[kind]
+        assert one.vector == pytest.approx(expected.tolist(), abs=2e-4)
+
+
+def test_a_vocabulary_of_bert_cuts_words_as_bert_does(tmp_path):
+    """Without accents and capitals, into a first piece and others; as transformers' own tokenizer does."""
+    made = tiny("BertConfig", "BertModel", **SMALL)
+    folder = settings_folder(write_converted(tmp_path / "m.gguf", "bert", made, bert(made), words=BERT))
+    ours = read_tokenizer(folder)
+    vocabulary = dict(sorted(ours.get_vocab().items(), key=lambda pair: pair[1]))
+    theirs = classes().BertTokenizer(vocab=vocabulary)
+    for text in ("The cats on a mat", "naïve matting, Zebra", "[SEP] ab a  b"):
+        assert ours(text).input_ids == theirs(text).input_ids
+    assert ours.convert_ids_to_tokens(ours("The cats").input_ids) == ["[CLS]", "the", "cat", "##s", "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "causal", "kind", "told"),
+    [
+        (4, None, UnsupportedModel, r"m.gguf ranks texts \(pooling_type=4\); allowed: models that generate"),
+        (9, None, CheckpointError, "has pooling_type=9; allowed: 0 to 4"),
+        (
+            1,
+            False,
+            UnsupportedModel,
+            "attention.causal=False: .*, in LlamaForCausalLM of transformers they do not",
+        ),
+    ],
+)
+def test_vectors_that_would_be_others_are_refused(pooling, causal, kind, told, tmp_path):
+    def more(writer: Any, config: Any) -> None:
+        writer.add_uint32("llama.pooling_type", pooling)
+        if causal is not None:
+            writer.add_causal_attention(causal)
+
+    made = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1, **SMALL)
+    with pytest.raises(kind, match=told):
+        settings_folder(write_gguf(tmp_path / "m.gguf", "llama", made, more=more))
