@@ -61,6 +61,7 @@ _LFM2 = pairs(
     "ffn_down_exps=feed_forward.experts.{}.w2 exp_probs_b.bias=feed_forward.expert_bias"
 )
 _RMS = pairs("attention.layer_norm_rms_epsilon=rms_norm_eps")
+_RMS_NORM = "attention.layer_norm_rms_epsilon"
 _MEAN = "attention.layer_norm_epsilon"  # of norms that take the mean off
 _LFM2_REALS = pairs("attention.layer_norm_rms_epsilon=norm_eps")
 _GRANITE = pairs(
@@ -83,6 +84,65 @@ _NOMIC_BERT = _BERT | pairs(
     "attn_output_norm=post_attention_layernorm ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj ffn_down=mlp.down_proj "
     "layer_output_norm=post_mlp_layernorm"
 )
+_GLM4 = pairs("post_attention_norm=post_self_attn_layernorm ffn_up=mlp.gate_up_proj post_ffw_norm=post_mlp_layernorm")
+_PHI2 = pairs(
+    "attn_output=self_attn.dense ffn_up=mlp.fc1 ffn_down=mlp.fc2 output_norm.weight=model.final_layernorm.weight "
+    "output_norm.bias=model.final_layernorm.bias output.bias=lm_head.bias"
+)
+_HUNYUAN = pairs("attn_q_norm=self_attn.query_layernorm attn_k_norm=self_attn.key_layernorm")
+_GPT_OSS = _SECOND | pairs(
+    "attn_sinks.weight=self_attn.sinks ffn_gate_inp=mlp.router ffn_gate_exps.weight=mlp.experts.gate_up_proj@0 "
+    "ffn_up_exps.weight=mlp.experts.gate_up_proj@1 ffn_gate_exps.bias=mlp.experts.gate_up_proj_bias@0 "
+    "ffn_up_exps.bias=mlp.experts.gate_up_proj_bias@1 ffn_down_exps.weight=mlp.experts.down_proj@0 "
+    "ffn_down_exps.bias=mlp.experts.down_proj_bias"
+)
+_LATENT = _ROUTED | pairs(
+    "attn_q_a=self_attn.q_a_proj attn_q_a_norm=self_attn.q_a_layernorm attn_q_b=self_attn.q_b_proj "
+    "attn_kv_a_mqa=self_attn.kv_a_proj_with_mqa attn_kv_a_norm=self_attn.kv_a_layernorm "
+    "attn_kv_b=self_attn.kv_b_proj attn_k_b=self_attn.kv_b_proj@0 attn_v_b=self_attn.kv_b_proj@1"
+)
+_MAMBA = pairs(  # layers of Mamba 2
+    "ssm_in=mamba.in_proj ssm_conv1d=mamba.conv1d ssm_dt.bias=mamba.dt_bias ssm_a=mamba.A_log ssm_d=mamba.D "
+    "ssm_norm=mamba.norm ssm_out=mamba.out_proj"
+)
+_FALCON_H1 = _MAMBA | pairs(
+    "ffn_norm=pre_ff_layernorm.weight ffn_norm.weight=pre_ff_layernorm.weight "
+    "ffn_gate=feed_forward.gate_proj ffn_up=feed_forward.up_proj ffn_down=feed_forward.down_proj "
+    "output_norm.weight=model.final_layernorm.weight"
+)
+_GRANITE_MOE = _MAMBA | pairs(
+    "ffn_gate_inp=block_sparse_moe.router ffn_gate_exps.weight=block_sparse_moe.experts.gate_up_proj@0 "
+    "ffn_up_exps.weight=block_sparse_moe.experts.gate_up_proj@1 "
+    "ffn_down_exps.weight=block_sparse_moe.experts.down_proj ffn_gate_shexp=shared_mlp.input_linear@0 "
+    "ffn_up_shexp=shared_mlp.input_linear@1 "
+    "ffn_down_shexp=shared_mlp.output_linear ffn_gate=shared_mlp.input_linear@0 ffn_up=shared_mlp.input_linear@1 "
+    "ffn_down=shared_mlp.output_linear"
+)
+_NEMOTRON_H = {theirs: own.replace("mamba.", "mixer.") for theirs, own in _MAMBA.items()} | pairs(
+    "token_embd.weight=model.embeddings.weight output_norm.weight=model.norm_f.weight attn_norm=norm "
+    "attn_q=mixer.q_proj attn_k=mixer.k_proj attn_v=mixer.v_proj attn_output=mixer.o_proj ffn_up=mixer.up_proj "
+    "ffn_down=mixer.down_proj ffn_gate_inp=mixer.gate ffn_up_exps.weight=mixer.experts.up_proj "
+    "ffn_down_exps.weight=mixer.experts.down_proj exp_probs_b.bias=mixer.gate.e_score_correction_bias "
+    "ffn_up_shexp=mixer.shared_experts.up_proj ffn_down_shexp=mixer.shared_experts.down_proj"
+)
+_DELTA = {**_EXPERTS, **_SECOND} | pairs(
+    "ssm_conv1d=linear_attn.conv1d ssm_dt.bias=linear_attn.dt_bias ssm_a=linear_attn.A_log "
+    "ssm_norm=linear_attn.norm ssm_out=linear_attn.out_proj"
+)
+_QWEN3_NEXT = _DELTA | pairs(
+    "ssm_in=linear_attn.in_proj_qkvz attn_qkv=linear_attn.in_proj_qkvz@0 attn_gate=linear_attn.in_proj_qkvz@1 "
+    "ssm_ba=linear_attn.in_proj_ba"
+)
+_QWEN35 = _DELTA | pairs(
+    "attn_qkv=linear_attn.in_proj_qkv attn_gate=linear_attn.in_proj_z ssm_beta=linear_attn.in_proj_b "
+    "ssm_alpha=linear_attn.in_proj_a"
+)
+_DELTA_SIZES = pairs(
+    "ssm.conv_kernel=linear_conv_kernel_dim ssm.state_size=linear_key_head_dim ssm.group_count=linear_num_key_heads "
+    "ssm.time_step_rank=linear_num_value_heads"
+)
+_PATTERN = "attention.sliding_window_pattern"
+_SIGMOID = 2  # of the functions that make chances of an expert's scores
 _OF_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scores are divided as no other's
 
 
@@ -95,8 +155,8 @@ def _llama(told: Told) -> dict[str, Any]:
 
 def _gemma2(told: Told) -> dict[str, Any]:
     large = told.whole("block_count") == _OF_27B.get(told.architecture)
-    heads = told.whole("attention.head_count")
-    return {"query_pre_attn_scalar": told.whole("embedding_length") // heads if large else _head(told)}
+    wide = told.whole("embedding_length") // told.whole("attention.head_count")
+    return {"query_pre_attn_scalar": wide if large else told.whole("attention.key_length")}
 
 
 def _gemma3(told: Told) -> dict[str, Any]:
@@ -115,13 +175,139 @@ def _lfm2(told: Told) -> dict[str, Any]:
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
 
 
+def _lfm2_moe(told: Told) -> dict[str, Any]:
+    told.only("expert_gating_func", _SIGMOID, None)
+    return _lfm2(told) | {"use_expert_bias": any("exp_probs_b" in name for name in told.file.tensors)}
+
+
+def _windows(told: Told) -> dict[str, Any]:
+    """Returns which layers have a window: those that the file lists, or all but each fourth."""
+    if not told.get("attention.sliding_window"):
+        return {"sliding_window": None}
+    every = told.get(_PATTERN)
+    plain = every is None or isinstance(every, int)
+    near = [(one + 1) % (every or 4) for one in range(told.layers)] if plain else told.each(_PATTERN)
+    return {"layer_types": ["sliding_attention" if one else "full_attention" for one in near[: told.layers]]}
+
+
+def _olmo2(told: Told) -> dict[str, Any]:
+    made = _windows(told)
+    return made | {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"]} if "layer_types" in made else {}
+
+
+def _mistral3(told: Told) -> dict[str, Any]:
+    beta = told.get("attention.temperature_scale")
+    if beta is None:
+        return {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+    scale = told.real("rope.scaling.yarn_log_multiplier", 1.0)
+    found = {"llama_4_scaling_beta": told.real("attention.temperature_scale"), "mscale": scale, "mscale_all_dim": scale}
+    return {"rope_parameters": rope(told) | found}
+
+
+def _gpt_oss(told: Told) -> dict[str, Any]:
+    return {
+        "num_local_experts": told.whole("expert_count"),
+        "intermediate_size": told.whole("expert_feed_forward_length"),
+        "rope_parameters": rope(told) | {"truncate": False},
+    }
+
+
+def _routed(told: Told) -> dict[str, Any]:
+    """Returns how experts are chosen: in groups, if the file has them, by scores of a sigmoid unless it is told."""
+    told.only("expert_gating_func", 1 if told.architecture == "deepseek2" else _SIGMOID, _SIGMOID, None)
+    dense = 0 if told.get("expert_count") else told.layers
+    made: dict[str, Any] = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": dense}
+    made |= told.wholes(_ROUTED_SIZES)
+    made |= {"topk_method": "greedy" if made["n_group"] == 1 else "group_limited_greedy"}  # of DeepSeek V2
+    made |= {"norm_topk_prob": told.flag("expert_weights_norm")}
+    return made | {"routed_scaling_factor": told.real("expert_weights_scale", 1.0)}
+
+
+def _deepseek2(told: Told) -> dict[str, Any]:
+    """Returns the settings of DeepSeek V2, whose scores are a softmax, or of V3 and later ones."""
+    corrected = any("exp_probs_b" in name for name in told.file.tensors)
+    scored = told.get("expert_gating_func") or (_SIGMOID if corrected or not told.get("expert_count") else 1)
+    turning, scale = told.whole("rope.dimension_count"), told.get("rope.scaling.yarn_log_multiplier")
+    ends = "" if told.get("attention.key_length_mla") is None else "_mla"
+    made = _routed(told) | {
+        "num_key_value_heads": told.whole("attention.head_count"),
+        "qk_rope_head_dim": turning,
+        "qk_nope_head_dim": told.whole(f"attention.key_length{ends}") - turning,
+        "v_head_dim": told.whole(f"attention.value_length{ends}"),
+        "kv_lora_rank": told.whole("attention.kv_lora_rank"),
+        "q_lora_rank": told.whole("attention.q_lora_rank") if told.get("attention.q_lora_rank") else None,
+        "head_dim": turning,
+        "rope_parameters": rope(told, size=turning),
+        "rope_interleave": True,
+    }
+    if scale is not None:  # the converter writes a tenth of it
+        scale = 10.0 * told.real("rope.scaling.yarn_log_multiplier")
+        made["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
+    version = 3 if scored == _SIGMOID else 2
+    return made | {"model_type": f"deepseek_v{version}", "architectures": [f"DeepseekV{version}ForCausalLM"]}
+
+
+def _mamba(told: Told) -> dict[str, Any]:
+    """Returns the sizes of layers of Mamba 2."""
+    inner, heads = told.whole("ssm.inner_size"), told.whole("ssm.time_step_rank")
+    if inner % heads:
+        raise told.bad("ssm.inner_size", inner, f"a multiple of {heads}, the heads")
+    made = {"d_ssm": inner, "n_heads": heads, "d_head": inner // heads, "d_state": told.whole("ssm.state_size")}
+    made |= {"n_groups": told.whole("ssm.group_count"), "d_conv": told.whole("ssm.conv_kernel")}
+    leaves = {name.split(".", 2)[-1] for name in told.file.tensors}
+    found = {"conv_bias": "ssm_conv1d.bias", "proj_bias": "ssm_in.bias", "rms_norm": "ssm_norm.weight"}
+    return made | {name: leaf in leaves for name, leaf in found.items()}
+
+
+def _falcon_h1(told: Told) -> dict[str, Any]:
+    """The file's weights are multiplied already."""
+    ones = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
+    made = {f"mamba_{name}": value for name, value in _mamba(told).items()}
+    made |= {f"{name}_multiplier": 1.0 for name in ones}
+    return made | {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
+
+
+def _granite_moe(told: Told) -> dict[str, Any]:
+    shared = told.get("expert_shared_feed_forward_length")
+    made = {"num_local_experts": told.whole("expert_count")}
+    if shared:
+        named = {"model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"]}
+        made |= named | {"shared_intermediate_size": shared}
+    return made
+
+
+def _granite_hybrid(told: Told) -> dict[str, Any]:
+    told.only("rope.scaling.finetuned", False)  # Bamba has positions
+    shared = told.get("expert_shared_feed_forward_length") or told.whole("feed_forward_length")
+    made = {f"mamba_{name}": value for name, value in _mamba(told).items()}
+    kinds = ["attention" if one else "mamba" for one in told.each("attention.head_count_kv")]
+    made |= {"layer_types": kinds, "position_embedding_type": "nope", "shared_intermediate_size": shared}
+    return made | {"num_local_experts": told.whole("expert_count", least=0) if told.get("expert_count") else 0}
+
+
+def _nemotron_h(told: Told) -> dict[str, Any]:
+    mamba, kv, dense = _mamba(told), told.each("attention.head_count_kv"), told.each("feed_forward_length")
+    mlp = "moe" if told.get("expert_count") else "mlp"
+    both = list(zip(kv, dense, strict=False))[: told.layers]
+    kinds = ["attention" if attends else mlp if wide else "mamba" for attends, wide in both]
+    made = {"layers_block_type": kinds, "mamba_num_heads": mamba["n_heads"], "mamba_head_dim": mamba["d_head"]}
+    made |= {"ssm_state_size": mamba["d_state"], "n_groups": mamba["n_groups"], "conv_kernel": mamba["d_conv"]}
+    made |= {"use_conv_bias": mamba["conv_bias"], "mamba_proj_bias": mamba["proj_bias"]}
+    if mlp == "moe":
+        made |= _routed(told) | {"moe_shared_expert_intermediate_size": told.whole("expert_shared_feed_forward_length")}
+    return made
+
+
+def _delta(told: Told) -> dict[str, Any]:
+    inner, heads = told.whole("ssm.inner_size"), told.whole("ssm.time_step_rank")
+    every = told.whole("full_attention_interval") if told.get("full_attention_interval") else 4
+    kinds = ["linear_attention" if (one + 1) % every else "full_attention" for one in range(told.layers)]
+    return {"layer_types": kinds, "linear_value_head_dim": inner // heads, "norm_topk_prob": True}
+
+
 def _bert(told: Told) -> dict[str, Any]:
     kinds = told.file.tensors.get("token_types.weight")
     return {} if kinds is None else {"type_vocab_size": kinds.shape[0]}
-
-
-def _head(told: Told) -> int:
-    return told.whole("attention.key_length")
 
 
 @frozen
@@ -157,13 +343,62 @@ ARCHITECTURES: Final = {
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED, more=_phi3, partial=True),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", turned=True),
     "granite": Architecture("granite", "GraniteForCausalLM", {}, _RMS | _GRANITE, turned=True),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _SANDWICHED),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _SANDWICHED, more=_olmo2),  # and Olmo 3
     "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", _LFM2, _LFM2_REALS, more=_lfm2),
     "stablelm": Architecture("stablelm", "StableLmForCausalLM", {}, {_MEAN: "layer_norm_eps"}, partial=True),
     "starcoder2": Architecture("starcoder2", "Starcoder2ForCausalLM", _STARCODER2, {_MEAN: "norm_epsilon"}),
     "command-r": Architecture("cohere", "CohereForCausalLM", {}, _COHERE),
     "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", {}, _COHERE),
     "nemotron": Architecture("nemotron", "NemotronForCausalLM", {}, {_MEAN: "norm_eps"}, raised=True, partial=True),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _SECOND),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", _SANDWICHED, more=_windows),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM"),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4, partial=True),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _EXPERTS, _RMS | {"attention.clamp_kqv": "clip_qkv"}),
+    "phi2": Architecture("phi", "PhiForCausalLM", _PHI2, {_MEAN: "layer_norm_eps"}, partial=True),
+    "arcee": Architecture("arcee", "ArceeForCausalLM", turned=True),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _HUNYUAN),
+    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", more=_mistral3, turned=True),
+    "minimax-m2": Architecture(
+        "minimax_m2", "MiniMaxM2ForCausalLM", _MIXTRAL, sizes={"expert_count": "num_local_experts"}, partial=True
+    ),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _GPT_OSS, more=_gpt_oss),
+    "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", _LATENT, more=_deepseek2, partial=True),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _ROUTED | _SECOND, more=_routed, partial=True),
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", _ROUTED, more=_routed),
+    "granitemoe": Architecture(
+        "granitemoe", "GraniteMoeForCausalLM", _GRANITE_MOE, _RMS | _GRANITE, more=_granite_moe, turned=True
+    ),
+    "granitehybrid": Architecture(
+        *("granitemoehybrid", "GraniteMoeHybridForCausalLM", _GRANITE_MOE, _RMS | _GRANITE),
+        more=_granite_hybrid,
+        turned=True,
+    ),
+    "falcon-h1": Architecture("falcon_h1", "FalconH1ForCausalLM", _FALCON_H1, more=_falcon_h1),
+    "nemotron_h": Architecture(
+        "nemotron_h", "NemotronHForCausalLM", _NEMOTRON_H, {_RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
+    ),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h", "NemotronHForCausalLM", _NEMOTRON_H, {_RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
+    ),
+    "lfm2moe": Architecture(
+        *("lfm2_moe", "Lfm2MoeForCausalLM", _LFM2, _LFM2_REALS),
+        more=_lfm2_moe,
+        sizes={"leading_dense_block_count": "num_dense_layers"},
+    ),
+    "qwen3next": Architecture(
+        *("qwen3_next", "Qwen3NextForCausalLM", _QWEN3_NEXT),
+        more=_delta,
+        sizes=_DELTA_SIZES,
+        raised=True,
+        partial=True,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text", "Qwen3_5ForCausalLM", _QWEN35, more=_delta, sizes=_DELTA_SIZES, raised=True, partial=True
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _QWEN35, more=_delta, sizes=_DELTA_SIZES, raised=True, partial=True
+    ),
     "bert": Architecture("bert", "BertModel", _BERT, {_MEAN: "layer_norm_eps"}, more=_bert, layers="encoder.layer"),
     "nomic-bert": Architecture(
         *("nomic_bert", "NomicBertModel", _NOMIC_BERT, {_MEAN: "layer_norm_eps"}), more=_bert, layers="layers"

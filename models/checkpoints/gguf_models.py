@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+from attrs import frozen
+
 from ...core.errors import CheckpointError, UnsupportedModel
 from .gguf_architectures import ARCHITECTURES, LEAVES, Architecture, pairs
 from .gguf_file import GgufFile
@@ -89,6 +92,41 @@ def heads_of(file: GgufFile, tensor: str) -> int:
     return told.whole("attention.head_count_kv" if kv else "attention.head_count")
 
 
+def delta_heads(file: GgufFile) -> DeltaHeads | None:
+    """Returns the heads of a model with delta rules; ``None``: it has none."""
+    told = Told(file)
+    if "linear_attn." not in "".join(architecture_of(file).names.values()):
+        return None
+    keys, values = told.whole("ssm.group_count"), told.whole("ssm.time_step_rank")
+    inner, size = told.whole("ssm.inner_size"), told.whole("ssm.state_size")
+    if values % keys or inner % values:
+        raise told.bad("ssm.time_step_rank", values, f"a multiple of {keys} that divides {inner}")
+    return DeltaHeads(keys, values, size, inner // values, tiled=told.architecture != "qwen3next")
+
+
+@frozen
+class DeltaHeads:
+    """The heads of layers with delta rules. Several heads of values share a key."""
+
+    keys: int
+    values: int
+    of_keys: int  # numbers of a head
+    of_values: int
+    tiled: bool  # the file has the first head of each key, then the second of each, and so on
+
+    def moved(self, size: int, first: int = 0) -> np.ndarray[Any, Any]:
+        """Returns which of the file's rows each row is, of heads with ``size`` rows behind ``first`` others."""
+        each = self.values // self.keys
+        rows = np.arange(self.values * size).reshape(each, self.keys, size).swapaxes(0, 1).reshape(-1)
+        return np.concatenate([np.arange(first), first + rows])
+
+    def together(self) -> np.ndarray[Any, Any]:
+        """Returns which row of queries, keys, values and gates each is where those of a key lie together."""
+        sizes = [self.keys * self.of_keys] * 2 + [self.values * self.of_values] * 2
+        parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        return np.concatenate([one.reshape(self.keys, -1) for one in parts], 1).reshape(-1)
+
+
 def pooling_of(file: GgufFile) -> str | None:
     """Returns how the vector of a text is made, by sentence-transformers' name; ``None``: the model was not converted
     for vectors.
@@ -124,8 +162,8 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
         UnsupportedModel: the architecture is not known, or a setting asks for more than is known of it.
     """
     kind, told = architecture_of(file), Told(file)
-    if pooling_of(file) or kind.encodes:
-        told.get("attention.causal")
+    pooling_of(file)
+    told.get("attention.causal")  # which is known now
     made: dict[str, Any] = {"model_type": kind.model_type, "architectures": [kind.loader]}
     made |= {theirs: told.whole(name) for name, theirs in _SIZES.items()}
     made |= told.wholes({**_MORE_SIZES, **kind.sizes})

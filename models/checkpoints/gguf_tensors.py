@@ -7,6 +7,7 @@ A matrix is stored in rows of blocks. Values are decoded as the package ``gguf``
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from torch import Tensor
 from ...core.errors import CheckpointError
 from .gguf_file import PLAIN, GgufFile, Placed, read_split
 from .gguf_folder import header_key
-from .gguf_models import architecture_of, heads_of, name_of
+from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of
 from .settings import read_json
 from .stored import StoredTensor
 from .unread import UnreadTensor
@@ -35,6 +36,7 @@ class GgufTensor(StoredTensor):
     row: int  # bytes of a row
     first: int = 0  # values of the tensor before this part
     order: np.ndarray[Any, Any] | None = None  # which of the file's rows each row is; None: the same
+    columns: np.ndarray[Any, Any] | None = None  # which of the file's columns each column is
     change: Callable[[Tensor], Tensor] | None = None  # what undoes the converter's change of each value
     lazily: bool = False  # matrices become `UnreadTensor`
 
@@ -70,7 +72,8 @@ class GgufTensor(StoredTensor):
     def block_kind(self) -> str | None:
         """The kind of the blocks; ``None``: the file has plain numbers, or this part is not made of whole rows."""
         whole = self.first % self.width == 0 and self.shape[-1:] == (self.width,)
-        return None if self.kind in PLAIN or self.change is not None or not whole else self.kind
+        changed = self.change is not None or self.columns is not None
+        return None if self.kind in PLAIN or changed or not whole else self.kind
 
     def blocks(self, start: int, stop: int) -> Tensor:
         """Returns the blocks of the rows from ``start`` to ``stop`` as uint8: [rows, bytes of a row]. All dimensions
@@ -120,7 +123,8 @@ class GgufTensor(StoredTensor):
         for start in range(self.first // self.width, -(-end // self.width), step):
             stop = min(start + step, -(-end // self.width))
             with np.errstate(all="ignore"):  # scales may be infinite
-                values = torch.from_numpy(dequantize(self._rows(start, stop), kind).reshape(-1))
+                rows = dequantize(self._rows(start, stop), kind).reshape(stop - start, -1)
+            values = torch.from_numpy(rows if self.columns is None else rows[:, self.columns]).reshape(-1)
             before = start * self.width
             values = values[max(0, self.first - before) : end - before]
             yield values if self.change is None else self.change(values)
@@ -146,26 +150,56 @@ def _rows_after_rows(parts: list[Tensor]) -> Tensor:
     return torch.cat([first, second], first.dim() - 2)
 
 
-JOINS: dict[str, Callable[[list[Tensor]], Tensor]] = {}
+def _interleaved(parts: list[Tensor]) -> Tensor:
+    """Joins gates and other inputs of experts one after the other, as [experts, inputs, outputs]."""
+    made = torch.stack(parts, 2).flatten(1, 2)
+    return made.transpose(1, 2).contiguous() if made.dim() == 3 else made
+
+
+def _turned_over(parts: list[Tensor]) -> Tensor:
+    (part,) = parts
+    return part.transpose(1, 2).contiguous()
+
+
+def _in_order(parts: list[Tensor], order: Tensor) -> Tensor:
+    joined = torch.cat(parts)
+    if len(joined) != len(order):
+        raise ValueError(f"{len(joined)} rows of {len(order)}")
+    return joined[order.to(joined.device)]
+
+
+def _latent(parts: list[Tensor]) -> Tensor:
+    """Joins what makes keys [heads, latent, size] and values [heads, size, latent] of latent numbers."""
+    keys, values = parts
+    return torch.cat([keys.transpose(1, 2), values], 1).flatten(0, 1)
+
+
+JOINS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "self_attn.kv_b_proj.weight": _latent,
+    "mlp.experts.gate_up_proj": _interleaved,
+    "mlp.experts.gate_up_proj_bias": _interleaved,
+    "mlp.experts.down_proj": _turned_over,
+}
 """How tensors are joined that transformers has as one, by the end of its name; others row after row."""
 
 
 @frozen(eq=False, kw_only=True)
 class JoinedTensor(StoredTensor):
-    """A tensor that the file has in parts."""
+    """A tensor that the file has in parts. Only where these are rows one after the other it can stay in blocks."""
 
     parts: tuple[GgufTensor, ...]
     join: Callable[[list[Tensor]], Tensor]
     has_parts = False
 
     @classmethod
-    def of(cls, name: str, parts: Mapping[int, GgufTensor]) -> Self:
+    def of(cls, name: str, parts: Mapping[int, GgufTensor], order: np.ndarray[Any, Any] | None = None) -> Self:
         """Returns the tensor ``name``. Raises `CheckpointError` if parts are missing, or do not belong together."""
         first = next(iter(parts.values()))
         join = next((JOINS[end] for end in JOINS if name.endswith(end)), _rows_after_rows)
+        join = partial(_in_order, order=torch.from_numpy(order)) if order is not None else join
         ordered = tuple(parts[number] for number in sorted(parts))
         try:
-            shape = tuple(join([torch.empty(one.shape, device="meta") for one in ordered]).shape)
+            shape = tuple(join([torch.empty(one.shape, device="meta", dtype=one.dtype) for one in ordered]).shape)
         except (ValueError, RuntimeError, IndexError) as error:
             told = ", ".join(f"{one.name} {one.shape}" for one in ordered)
             raise CheckpointError(f"{first.path} has only {told} for {name}: {error}; download it again") from error
@@ -206,6 +240,7 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
         CheckpointError: a tensor has not the rows of whole heads, or a part of one is missing.
         UnsupportedModel: transformers' model has no such tensor.
     """
+    delta = delta_heads(file)
     kind, found, joined = architecture_of(file), dict[str, StoredTensor](), dict[str, dict[int, GgufTensor]]()
     for name, at in file.tensors.items():
         own, heads = name_of(file, name), heads_of(file, name)
@@ -214,7 +249,9 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
         tensor = _reshaped(GgufTensor.placed(name, at, lazily=lazily))
         if heads:
             tensor = _turned_back(tensor, heads)
-        if kind.raised and own.endswith("norm.weight"):
+        if delta is not None and delta.tiled:
+            tensor = _untiled(tensor, delta)
+        if kind.raised and own.endswith("norm.weight") and "linear_attn" not in own:
             tensor = evolve(tensor, change=_lowered)
         own, _, number = own.partition("@")
         several, count = own.split("|"), tensor.shape[0]
@@ -227,7 +264,8 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
         else:
             rows = count // len(several), *tensor.shape[1:]
             found |= {one: tensor.cut(index * prod(rows), rows) for index, one in enumerate(several)}
-    return found | {own: JoinedTensor.of(own, parts) for own, parts in joined.items()}
+    together = None if delta is None else delta.together()
+    return found | {own: JoinedTensor.of(own, parts, together) for own, parts in joined.items()}
 
 
 def _reshaped(tensor: GgufTensor) -> GgufTensor:
@@ -255,7 +293,25 @@ def _turned_back(tensor: GgufTensor, heads: int) -> GgufTensor:
     rows = tensor.shape[0]
     if rows % (2 * heads):
         raise CheckpointError(f"{tensor.path}: {tensor.name} has {rows} rows for {heads} heads; download it again")
-    order = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    return _moved(tensor, np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1))
+
+
+def _moved(tensor: GgufTensor, order: np.ndarray[Any, Any]) -> GgufTensor:
     if len(tensor.shape) == 1:  # a bias: each number is a row
-        tensor = evolve(tensor, width=1, row=tensor.row // rows)
+        tensor = evolve(tensor, width=1, row=tensor.row // tensor.shape[0])
     return evolve(tensor, order=order)
+
+
+def _untiled(tensor: GgufTensor, heads: DeltaHeads) -> GgufTensor:
+    """Returns a tensor with the heads of values that share a key one after the other, if it has such heads."""
+    leaf, before = tensor.name.split(".")[2:3], 2 * heads.keys * heads.of_keys
+    sizes = {"attn_qkv": (heads.of_values, before), "ssm_conv1d": (heads.of_values, before)}
+    sizes |= {"attn_gate": (heads.of_values, 0)} | dict.fromkeys(("ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"), (1, 0))
+    order = heads.moved(*sizes[leaf[0]]) if leaf and leaf[0] in sizes else None
+    columns = heads.moved(heads.of_values) if leaf == ["ssm_out"] else None
+    found = tensor.shape[0] if order is not None else tensor.width
+    wanted = next((one for one in (order, columns) if one is not None), None)
+    if wanted is not None and len(wanted) != found:
+        told = f"{tensor.name} has {found} rows or columns for heads of {len(wanted)}"
+        raise CheckpointError(f"{tensor.path}: {told}; download it again")
+    return evolve(tensor, columns=columns) if order is None else _moved(tensor, order)

@@ -17,8 +17,9 @@ from .words import byte_alphabet
 TOKENS = 320
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ4_NL": (0,)}  # where float16 scales lie
+NORMS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 TURNED = {"llama", "smollm3", "granite"}
-MEANS = {"cohere2", "command-r", "stablelm", "starcoder2", "bert", "nomic-bert"}
+MEANS = {"phi2", "cohere2", "command-r", "stablelm", "starcoder2", "bert", "nomic-bert"}
 RAISED = {"gemma", "gemma2", "gemma3", "nemotron"}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 SIZES = {
@@ -115,9 +116,10 @@ def settings_of(writer: Any, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if not writer.arch.startswith("nemotron_h"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    if writer.arch != "lfm2":
+    if writer.arch not in {"lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "granitehybrid", "deepseek2"}:
         writer.add_head_count_kv(config.num_key_value_heads)
     if (base := rope.get("full_attention", rope)["rope_theta"]) is not None:
         writer.add_rope_freq_base(base)
@@ -127,7 +129,7 @@ def settings_of(writer: Any, config: Any) -> None:
         if hasattr(config, name):
             writer.add_layer_norm_eps(getattr(config, name))
     if not eps:
-        writer.add_layer_norm_rms_eps(config.norm_eps if writer.arch == "lfm2" else config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(next(getattr(config, one) for one in NORMS if hasattr(config, one)))
 
 
 def write_gguf(
