@@ -42,12 +42,10 @@ _SETTINGS = (
     "modules.json",
     "1_Pooling/config.json",
 )
-_ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B', or a GGUF file"
-_OF_WHISPER = (
-    "allowed: checkpoints in transformers' layout. Give the checkpoint that it was converted from, such as "
-    "openai/whisper-base"
+_ALLOWED = (
+    "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B', or a file of GGUF or "
+    "whisper.cpp"
 )
-_FOREIGN_FILES = {b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
 _ADAPTERS = ("adapter_model.safetensors", "speech-lora/adapter_model.safetensors")
 _SHARDS = ("*.json", "*.txt", "*.jinja", "model.safetensors", "model-*-of-*.safetensors", *_ADAPTERS)
@@ -127,13 +125,6 @@ def converses(folder: Path) -> bool:
 
 
 def _is_a_file(path: Path) -> CheckpointError:
-    try:
-        with path.open("rb") as file:
-            kind = _FOREIGN_FILES.get(file.read(4))
-    except OSError:
-        kind = None
-    if kind is not None:
-        return UnsupportedModel(f"{path} is a file in {kind}")
     own = path.name == "config.json" or path.suffix == ".safetensors" or path.name in {*_WEIGHTS, MODEL}
     hint = f"; give its folder, {path.parent}" if own else ""
     return CheckpointError(f"{path} is a file; allowed: {_ALLOWED}{hint}")

@@ -71,13 +71,13 @@ class GgufFile:
         found = self.settings.get(name, Listed(0, "", 0))
         if not isinstance(found, Listed):
             raise CheckpointError(f"{self.path} has {name}={found!r}; allowed: a list. Download the file again")
-        with _opened(self.path) as header:
+        with opened(self.path) as header:
             header.at = found.begin
             return list(header.values(found.format, found.count)) if found.format else header.texts(found.count, name)
 
 
 @define(eq=False)
-class _Header:
+class Header:
     """Takes values from a file, one after the other. None is taken from behind its end. ``data`` has the bytes from
     ``begin`` on."""
 
@@ -87,15 +87,16 @@ class _Header:
     at: int = 0
     data: bytes = b""
     begin: int = 0
+    form: str = "GGUF"
 
-    def __enter__(self) -> _Header:
+    def __enter__(self) -> Header:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
     def broken(self, told: str) -> NoReturn:
-        raise CheckpointError(f"{self.path} is a damaged GGUF file: {told}; download it again")
+        raise CheckpointError(f"{self.path} is a damaged {self.form} file: {told}; download it again")
 
     def place(self, count: int) -> int:
         """Returns where ``data`` has the next ``count`` bytes, which are within the file."""
@@ -123,14 +124,19 @@ class _Header:
     def number(self, form: str, what: str) -> Any:
         return self.values(form, 1, what)[0]
 
-    def text(self, what: str) -> str:
-        length = self.number("Q", what)
-        if length > self.size - self.at:
+    def bytes_of(self, what: str, length: int | None = None) -> bytes:
+        """Takes bytes; without a ``length`` a number of 4 bytes tells how many."""
+        length = self.number("i", what) if length is None else length
+        if not 0 <= length <= self.size - self.at:
             self.broken(f"{what} has {length} bytes, more than the file")
         place = self.place(length)
         self.at += length
+        return self.data[place : place + length]
+
+    def text(self, what: str) -> str:
+        found = self.bytes_of(what, self.number("Q", what))
         try:
-            return self.data[place : place + length].decode()
+            return found.decode()
         except UnicodeDecodeError as error:
             self.broken(f"{what} is no text ({error})")
 
@@ -175,10 +181,10 @@ class _Header:
         return Listed(begin, "", count)
 
 
-def _opened(path: Path) -> _Header:
+def opened(path: Path, form: str = "GGUF") -> Header:
     try:
         file = path.open("rb")
-        return _Header(path, file, os.fstat(file.fileno()).st_size)
+        return Header(path, file, os.fstat(file.fileno()).st_size, form=form)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; download it again") from error
 
@@ -190,7 +196,7 @@ def read_gguf(path: Path) -> GgufFile:
         CheckpointError: the file is damaged.
         UnsupportedModel: its version, byte order, or the kind of a tensor is not supported.
     """
-    with _opened(path) as header:
+    with opened(path) as header:
         magic = bytes(header.values("B", 4, "its magic number"))
         if magic != MAGIC:
             header.broken(f"it begins with {magic!r}, not with {MAGIC!r}")
@@ -214,7 +220,7 @@ def read_gguf(path: Path) -> GgufFile:
         return GgufFile(path, settings, placed, ((path, header.at),))
 
 
-def _tensors(header: _Header, count: int, alignment: Any) -> dict[str, Placed]:
+def _tensors(header: Header, count: int, alignment: Any) -> dict[str, Placed]:
     """Reads the table of tensors. Each lies behind the header and before the file's end, and no two share bytes."""
     if not isinstance(alignment, int) or not 0 < alignment <= _MOST_ALIGNED or alignment & (alignment - 1):
         header.broken(f"general.alignment is {alignment!r}")
@@ -231,7 +237,7 @@ def _tensors(header: _Header, count: int, alignment: Any) -> dict[str, Placed]:
     start = -(-header.at // alignment) * alignment
     found, places = dict[str, Placed](), list[tuple[int, int, str]]()
     for name, (shape, number, offset) in told.items():
-        kind, values, size = _kind(header.path, name, number)
+        kind, values, size = kind_of(header.path, name, number)
         if not all(shape) or shape[-1] % values:
             header.broken(f"tensor {name} of {kind} has the shape {shape}; rows of {kind} are whole blocks of {values}")
         length = prod(shape) // values * size
@@ -249,7 +255,7 @@ def _tensors(header: _Header, count: int, alignment: Any) -> dict[str, Placed]:
     return found
 
 
-def _kind(path: Path, name: str, number: int) -> tuple[str, int, int]:
+def kind_of(path: Path, name: str, number: int) -> tuple[str, int, int]:
     """Returns a kind's name, the values in a block and the block's bytes."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 

@@ -1,4 +1,4 @@
-"""The settings of a GGUF file as the folder of a checkpoint, so that all else reads it as any checkpoint.
+"""The settings of a GGUF file, or one of whisper.cpp, as the folder of a checkpoint, so that all else reads it as any.
 
 The folder is made once, in the user's cache folder: configuration, tokenizer, chat template, and a note (`NOTE`) that
 names the file, whose weights are read where they are. Its name has a hash of the file's header and path. It appears as
@@ -18,8 +18,10 @@ from typing import Any
 
 from ...core.errors import CheckpointError
 from ..machine.cache import CacheFile
-from .gguf_file import MAGIC, GgufFile, read_split, split_files
+from .gguf_file import MAGIC, GgufFile, split_files
 from .settings import read_json
+from .whisper_ggml import MAGIC as WHISPER
+from .whisper_ggml import read_model, whisper_texts
 
 NOTE = "gguf.json"
 """The file of such a folder that names the GGUF file."""
@@ -35,10 +37,10 @@ _ADAPTER = "application/vnd.ollama.image.adapter"
 
 
 def is_gguf(path: Path) -> bool:
-    """True if a file is, or by its name should be, a GGUF file."""
+    """True if a file is, or by its name should be, a GGUF file, or one of whisper.cpp."""
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC or path.suffix == ".gguf"
+            return file.read(len(MAGIC)) in {MAGIC, WHISPER} or path.suffix == ".gguf"
     except OSError:
         return False
 
@@ -99,7 +101,7 @@ def settings_folder(path: Path) -> Path:
         UnsupportedModel: the model is of a kind that is not read.
     """
     path = path.absolute()
-    file = read_split(path)
+    file = read_model(path)
     key = header_key(file)
     folder = CacheFile.of_user("gguf").path / f"{path.stem[:80]}-{key[:16]}"
     if _is_whole(folder):
@@ -165,6 +167,8 @@ def header_key(file: GgufFile) -> str:
 
 def _texts(file: GgufFile) -> dict[str, str]:
     """Returns the texts of the folder's files, by name."""
+    if file.settings.get("general.architecture") == WHISPER:
+        return whisper_texts(file)
     from .gguf_models import pooling_of, read_gguf_config
     from .gguf_tokenizer import make_tokenizer
 

@@ -18,12 +18,14 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ...core.errors import CheckpointError
-from .gguf_file import PLAIN, GgufFile, Placed, read_split
+from .gguf_file import PLAIN, GgufFile, Placed
 from .gguf_folder import header_key
 from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of
 from .settings import read_json
 from .stored import StoredTensor
 from .unread import UnreadTensor
+from .whisper_ggml import MAGIC as WHISPER
+from .whisper_ggml import read_model, whisper_name
 
 _PIECE = 1 << 18  # values that are decoded at once, some of whose steps have several times their bytes
 
@@ -227,7 +229,7 @@ def noted_tensors(note: Path, *, lazily: bool = False) -> dict[str, StoredTensor
         UnsupportedModel: as in `named_tensors`.
     """
     told = read_json(note)
-    file = read_split(Path(str(told.get("file"))))
+    file = read_model(Path(str(told.get("file"))))
     if header_key(file) != told.get("header"):
         raise CheckpointError(f"{file.path} has changed since its settings were read; open it again")
     return named_tensors(file, lazily=lazily)
@@ -240,6 +242,8 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
         CheckpointError: a tensor has not the rows of whole heads, or a part of one is missing.
         UnsupportedModel: transformers' model has no such tensor.
     """
+    if file.settings.get("general.architecture") == WHISPER:
+        return {whisper_name(file, name): _flat_bias(GgufTensor.placed(name, at)) for name, at in file.tensors.items()}
     delta = delta_heads(file)
     kind, found, joined = architecture_of(file), dict[str, StoredTensor](), dict[str, dict[int, GgufTensor]]()
     for name, at in file.tensors.items():
@@ -266,6 +270,11 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
             found |= {one: tensor.cut(index * prod(rows), rows) for index, one in enumerate(several)}
     together = None if delta is None else delta.together()
     return found | {own: JoinedTensor.of(own, parts, together) for own, parts in joined.items()}
+
+
+def _flat_bias(tensor: GgufTensor) -> GgufTensor:
+    """Returns a tensor of Whisper, whose biases of convolutions have a second dimension in the file."""
+    return evolve(tensor, shape=(prod(tensor.shape),)) if tensor.name.endswith(".bias") else tensor
 
 
 def _reshaped(tensor: GgufTensor) -> GgufTensor:

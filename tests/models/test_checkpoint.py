@@ -394,14 +394,19 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
     ("name", "begin", "kind", "told"),
     [
         ("a.gguf", b"GGUF\3\0", CheckpointError, "a.gguf is a damaged GGUF file: it ends within its version; downloa"),
-        ("ggml-base.bin", b"lmgg", UnsupportedModel, "ggml-base.bin is a file in GGML, the format of whisper.cpp"),
+        (
+            "ggml-base.bin",
+            b"lmgg",
+            CheckpointError,
+            "ggml-base.bin is a damaged whisper.cpp file: it ends within its si",
+        ),
         ("model.safetensors", b"", CheckpointError, "model.safetensors is a file; .*; give its folder, /"),
         ("config.json", b"{}", CheckpointError, "config.json is a file; .*; give its folder, /"),
         (
             "notes.txt",
             b"GG",
             CheckpointError,
-            r"notes.txt is a file; allowed: a checkpoint's folder or a .*0.6B', or a GGUF file$",
+            r"notes.txt is a file; allowed: a checkpoint's folder or a .*0.6B', or a file of GGUF or whisper.cpp$",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from attrs import evolve
 from torch import nn
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
-from triolet.models.checkpoints.gguf_file import _Header, read_gguf, read_split
+from triolet.models.checkpoints.gguf_file import Header, read_gguf, read_split
 from triolet.models.checkpoints.gguf_folder import settings_folder
 from triolet.models.checkpoints.gguf_models import read_gguf_config
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
@@ -214,7 +214,7 @@ def test_a_file_that_becomes_shorter_while_its_header_is_read_is_told(whole, tmp
     with pytest.raises(CheckpointError, match="it ends within text"):
         file.listed("tokenizer.ggml.tokens")
     path.write_bytes(whole)
-    value = _Header.value
+    value = Header.value
 
     def cut(header: Any, name: str) -> Any:
         settings[name] = value(header, name)
@@ -222,7 +222,7 @@ def test_a_file_that_becomes_shorter_while_its_header_is_read_is_told(whole, tmp
             os.truncate(path, 100)
         return settings[name]
 
-    monkeypatch.setattr(_Header, "value", cut)
+    monkeypatch.setattr(Header, "value", cut)
     with pytest.raises(CheckpointError, match="it has become shorter"):
         read_gguf(path)
 
