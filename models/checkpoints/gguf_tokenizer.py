@@ -25,19 +25,31 @@ _WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UP
 _SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"{_WORD % ('', '')}|\p{{N}}{_SLASHED}"
 _GPT4O = rf"{_WORD % (f'{_CONTRACTED}?', f'{_CONTRACTED}?')}|\p{{N}}{{1,3}}{_SLASHED}"
+_QWEN35 = (
+    rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK = (  # one after the other
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _GPT2, _DIGITS = "gpt-2", "digits"  # the cuts of GPT-2; and each digit alone before them
-_CUTS: Final[dict[str, str]] = {
+_CUTS: Final[dict[str, str | tuple[str, ...]]] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open"), _QWEN2),
     **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mpt", "jais"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
     "tekken": _TEKKEN,
+    "qwen35": _QWEN35,
 }
 _WHOLE_FIRST = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
 """Rules under which a piece that is a token is not merged of others; such vocabularies begin texts with BOS."""
-_COMPOSED = {"qwen2", "deepseek-r1-qwen", "megrez"}
+_COMPOSED = {"qwen2", "deepseek-r1-qwen", "megrez", "qwen35"}
 _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
     *(
         "<|eot_id|>",
@@ -135,8 +147,9 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
         parts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
         parts = [pre_tokenizers.Digits(individual_digits=True), *parts] if rule == _DIGITS else parts
     else:
-        cutting = pre_tokenizers.Split(Regex(rule), behavior="isolated")
-        parts = [cutting, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        rules = [rule] if isinstance(rule, str) else rule
+        cutting = [pre_tokenizers.Split(Regex(one), behavior="isolated") for one in rules]
+        parts = [*cutting, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     made.pre_tokenizer = pre_tokenizers.Sequence(parts)
     made.decoder = decoders.ByteLevel()
     if cut in _COMPOSED:

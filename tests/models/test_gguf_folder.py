@@ -233,3 +233,19 @@ def test_the_documents_list_the_architectures_that_are_read():
     text = (Path(__file__).parents[2] / "docs" / "text.md").read_text(encoding="utf-8")
     table = text[text.index("| `general.architecture` |") :].split("\n\n", 1)[0].splitlines()[2:]
     assert sorted(re.findall("`([^`]+)`", "".join(line.split("|")[1] for line in table))) == sorted(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("deepseek-v3", ["123", "45", " it", "'s", " कि", " ", "你好", "abc", " .", "foo", " !!\n\n", " x"]),
+        ("qwen35", ["1", "2", "3", "4", "5", " it", "'s", " कि", " 你好abc", " .", "foo", " !!\n\n", " x"]),
+        ("minimax-m2", ["123", "45", " it's", " कि", " 你好abc", " .", "foo", " !!\n\n", " x"]),
+    ],
+)
+def test_texts_are_cut_by_the_rule_of_the_vocabulary(pre, pieces, made, tmp_path):
+    """As llama.cpp's rules of these names do."""
+    found, _, _ = make_tokenizer(read_gguf(write_gguf(tmp_path / "m.gguf", "llama", made, words={"pre": pre})))
+    text = "12345 it's कि 你好abc .foo !!\n\n x"
+    cut = [text[start:end] for _, (start, end) in found.pre_tokenizer.pre_tokenize_str(text)]
+    assert cut == pieces
