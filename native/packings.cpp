@@ -46,17 +46,30 @@ int number_at(int bits, const uint8_t* numbers, int lane, int i) {
     return bits == 6 ? low | (high[four / 4 * PANEL * 4 + own] >> 2 * (four % 4) & 3) << 4 : low;
 }
 
+// Four inputs of an output are moved as one word: nothing passes from one of its bytes to another.
+uint32_t word_at(const uint8_t* at) {
+    uint32_t word;
+    memcpy(&word, at, 4);
+    return word;
+}
+void put_word(uint8_t* at, uint32_t word) { memcpy(at, &word, 4); }
+
 void put_numbers(int bits, const uint8_t* from, int lane, uint8_t* numbers) {
-    uint8_t* high = numbers + PANEL * GROUP / 2;
-    for (int i = 0; i < GROUP; i++) {
-        const int four = i / 4, own = lane * 4 + i % 4;
-        if (bits == 8) {
-            numbers[four * PANEL * 4 + own] = from[i];
-            continue;
-        }
-        numbers[four % 4 * PANEL * 4 + own] |= (from[i] & 15) << four / 4 * 4;
-        if (bits == 5) high[own] |= (from[i] >> 4) << four;
-        if (bits == 6) high[four / 4 * PANEL * 4 + own] |= (from[i] >> 4) << 2 * (four % 4);
+    constexpr int ROW = PANEL * 4, FOURS = GROUP / 4;
+    uint8_t *own = numbers + lane * 4, *high = own + PANEL * GROUP / 2;
+    uint32_t fours[FOURS], upper[2] = {0, 0};
+    for (int i = 0; i < FOURS; i++) fours[i] = word_at(from + 4 * i);
+    if (bits == 8) {
+        for (int i = 0; i < FOURS; i++) put_word(own + i * ROW, fours[i]);
+        return;
+    }
+    for (int i = 0; i < 4; i++) put_word(own + i * ROW, (fours[i] & 0x0f0f0f0f) | (fours[i + 4] & 0x0f0f0f0f) << 4);
+    if (bits == 5) {
+        for (int i = 0; i < FOURS; i++) upper[0] |= (fours[i] >> 4 & 0x01010101) << i;
+        put_word(high, upper[0]);
+    } else if (bits == 6) {
+        for (int i = 0; i < FOURS; i++) upper[i / 4] |= (fours[i] >> 4 & 0x03030303) << 2 * (i % 4);
+        for (int i = 0; i < 2; i++) put_word(high + i * ROW, upper[i]);
     }
 }
 
@@ -84,8 +97,10 @@ void take_numbers(int packing, const uint8_t* block, int g, uint8_t* to) {
             return;
     }
     for (int i = 0; i < GROUP / 2; i++) to[i] = low[i] & 15, to[i + GROUP / 2] = low[i] >> 4;
-    if (high)
-        for (int i = 0; i < GROUP; i++) to[i] |= (high[i / 8] >> i % 8 & 1) << 4;
+    if (!high) return;
+    uint32_t fifth;
+    memcpy(&fifth, high, 4);
+    for (int i = 0; i < GROUP; i++) to[i] |= (fifth >> i & 1) << 4;
 }
 
 // The scales of a block, as those of group `g` of a head
@@ -157,17 +172,18 @@ void triolet_pack(int32_t packing, const uint8_t* blocks, int32_t outputs, int32
     const Layout& l = LAYOUTS[packing];
     const size_t of_row = (size_t)inputs / l.inputs * l.block, of_panel = packed_bytes(packing, inputs);
     const int groups = groups_of(inputs), together = l.inputs / GROUP;
-    memset(to, 0, of_panel * ((outputs + PANEL - 1) / PANEL));
-    for (int output = 0; output < outputs; output++) {
-        const uint8_t* row = blocks + output * of_row;
-        const int lane = output % PANEL;
+    for (int first = 0; first < outputs; first += PANEL) {
+        uint8_t* panel = to + first / PANEL * of_panel;
+        memset(panel, 0, of_panel);  // here: it is in the caches when it is filled
         for (int group = 0; group < groups; group++) {
-            uint8_t numbers[GROUP];
-            const uint8_t* block = row + (size_t)(group / together) * l.block;
-            const Place at = place_of(packing, to + output / PANEL * of_panel, group);
-            take_scales(packing, block, group % SUPER, lane, at);
-            take_numbers(packing, block, group % together, numbers);
-            put_numbers(l.bits, numbers, lane, at.numbers);
+            const Place at = place_of(packing, panel, group);
+            for (int lane = 0; lane < PANEL && first + lane < outputs; lane++) {
+                uint8_t numbers[GROUP];
+                const uint8_t* block = blocks + (first + lane) * of_row + (size_t)(group / together) * l.block;
+                take_scales(packing, block, group % SUPER, lane, at);
+                take_numbers(packing, block, group % together, numbers);
+                put_numbers(l.bits, numbers, lane, at.numbers);
+            }
         }
     }
 }
