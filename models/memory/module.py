@@ -51,7 +51,7 @@ class TransformerModel:
         packed ones, which `roomy_empty` has put there."""
         places: dict[int, list[tuple[Any, Any]]] = {}
         for held, key, value in _places(self.module):
-            packed = value.nbytes >= ROOMY and value.dim() > 2  # as `Panels` are, in large pages from the first
+            packed = value.nbytes >= ROOMY and value.dim() != 2  # as `Panels` are, in large pages from the first
             if value.device.type == "cpu" and value.nbytes >= _LEAST and not packed:
                 places.setdefault(id(value), []).append((held, key))
         whole = sum(held[key].nbytes for (held, key), *_ in places.values())

@@ -56,6 +56,17 @@ def test_gathered_weights_are_the_same_and_are_held_once(
     assert least <= sum(storages.values()) < least + 64 * len(after)
 
 
+@pytest.mark.parametrize("shape", [(9, 3, 1_152), (31_104,)], ids=["int8", "blocks"])
+def test_what_is_packed_in_large_pages_is_not_moved(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    """It would be held twice, and it is most of a small model."""
+    model = TransformerModel(made(0))
+    monkeypatch.setattr(room, "ROOMY", 31_104)
+    model.module.packed = torch.zeros(shape, dtype=torch.uint8)
+    before = model.module.packed.data_ptr()
+    model.gather()
+    assert model.module.packed.data_ptr() == before
+
+
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 @pytest.mark.parametrize("family", ["whisper", "llama"])
 def test_the_matrices_of_an_opened_model_lie_side_by_side(
