@@ -171,11 +171,16 @@ class Header:
         begin, take = self.at, struct.Struct("<Q").unpack_from
         if count > (self.size - begin) // 8:
             self.broken(f"{name} has {count} texts, more than the file")
-        for _ in range(count):
+        left = count
+        while left:
             if self.at > self.size - 8:
                 self.broken(f"it ends within {name}")
             place = self.place(8)
-            self.at += 8 + take(self.data, place)[0]
+            data, last = self.data, len(self.data) - 8
+            while left and place <= last:
+                place += 8 + take(data, place)[0]
+                left -= 1
+            self.at = self.begin + place
         if self.at > self.size:
             self.broken(f"it ends within {name}")
         return Listed(begin, "", count)
