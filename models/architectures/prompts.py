@@ -22,6 +22,7 @@ from ...core.errors import InvalidRequest
 from ...core.model import Prepared
 from ...core.request import EncoderItem
 from ...core.tools import Tool
+from ..checkpoints.gguf_tokenizer import GgufTokenizer
 from ..machine.defaults import OwnDefaults
 from .conversations import Rendered, render, template_of
 
@@ -364,9 +365,10 @@ class MediaPreparer(TextPreparer):
 
 def settled(tokenizer: Any) -> Any:
     """Returns ``tokenizer`` ready for several threads. The first call of a tokenizer turns truncation and padding off,
-    so it is made here. Later calls change nothing.
+    so it is made here. Later calls change nothing. The tokenizer of a GGUF file makes it itself.
     """
-    tokenizer("")
+    if not isinstance(tokenizer, GgufTokenizer):
+        tokenizer("")
     return tokenizer
 
 

@@ -21,6 +21,7 @@ from ..checkpoints.files import read_config, resolve
 from ..checkpoints.settings import FileSettings
 from ..checkpoints.turns import TURNS
 from ..checkpoints.whisper_checkpoint import Checkpoint, is_whisper, read_checkpoint
+from ..checkpoints.whisper_tokenizer import whole_tokenizer
 from ..machine.devices import find_device, find_dtype
 from ..memory.budget import check_sizes
 from ..native.library import Library
@@ -70,7 +71,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
             blueprint.check_drafts()
             blueprint = evolve(blueprint, assistant=read_assistant(config.draft_head, blueprint.checkpoint))
         if config.chat_template is not None:
-            replace_template(checkpoint.tokenizer, config.chat_template)
+            replace_template(whole_tokenizer(checkpoint.tokenizer), config.chat_template)
     return blueprint
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ NOTE = "gguf.json"
 """The file of such a folder that names the GGUF file."""
 _FORM = 2  # raised with each change of what is written
 _FILES = (NOTE, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_NAMED = ("bos", "eos", "unk", "pad")  # tokens, in transformers' order
 _OLLAMA = "ollama:"
 _OLLAMA_NAME = re.compile(
     r"(?:(?:(?P<host>[\w-][\w.-]*)/)?(?P<owner>[\w-][\w.-]*)/)?(?P<model>[\w-][\w.-]*)(?::(?P<tag>[\w-][\w.-]*))?"
@@ -106,7 +108,7 @@ def settings_folder(path: Path) -> Path:
     folder = CacheFile.of_user("gguf").path / f"{path.stem[:80]}-{key[:16]}"
     if _is_whole(folder):
         return folder
-    texts = _texts(file) | {NOTE: json.dumps({"file": str(path), "header": key})}
+    texts = _texts(file, {"file": str(path), "header": key})
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _drop_others(folder, path)
@@ -165,20 +167,21 @@ def header_key(file: GgufFile) -> str:
     return digest.hexdigest()
 
 
-def _texts(file: GgufFile) -> dict[str, str]:
-    """Returns the texts of the folder's files, by name."""
+def _texts(file: GgufFile, told: Mapping[str, str]) -> dict[str, str]:
+    """Returns the texts of the folder's files, by name. The note has what is ``told``."""
     if file.settings.get("general.architecture") == WHISPER:
-        return whisper_texts(file)
+        return {NOTE: json.dumps({**told}), **whisper_texts(file)}
     from .gguf_models import pooling_of, read_gguf_config
     from .gguf_tokenizer import make_tokenizer
 
     config = read_gguf_config(file)
     tokenizer, settings, ends = make_tokenizer(file)
     if tokenizer.get_vocab_size() > config["vocab_size"]:
-        told = f"{tokenizer.get_vocab_size()} tokens, but embeddings of {config['vocab_size']}"
-        raise CheckpointError(f"{file.path} has {told}; download it again")
+        count = f"{tokenizer.get_vocab_size()} tokens, but embeddings of {config['vocab_size']}"
+        raise CheckpointError(f"{file.path} has {count}; download it again")
     begins = {"bos_token_id": config["bos_token_id"], "pad_token_id": config["pad_token_id"]}
     made = {
+        NOTE: json.dumps({**told, "tokenizer": _noted(tokenizer, settings)}),
         "config.json": json.dumps(config, indent=1),
         "generation_config.json": json.dumps(begins | {"eos_token_id": ends or None}, indent=1),
         "tokenizer_config.json": json.dumps(settings, indent=1),
@@ -189,3 +192,17 @@ def _texts(file: GgufFile) -> dict[str, str]:
         made["1_Pooling/config.json"] = json.dumps({"pooling_mode": pooling})
     template = file.settings.get("tokenizer.chat_template")
     return made | ({"chat_template.jinja": template} if isinstance(template, str) else {})
+
+
+def _noted(made: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `GgufTokenizer` knows of the tokenizer ``made`` here."""
+    from .lengths import lengths_of_backend
+
+    texts = {name: settings.get(f"{name}_token") for name in _NAMED}
+    ids = {name: None if text is None else made.token_to_id(text) for name, text in texts.items()}
+    lengths = lengths_of_backend(made)
+    return {
+        **{f"{name}_token_id": one for name, one in ids.items()},
+        "all_special_ids": [one for one in dict.fromkeys(ids.values()) if one is not None],
+        "lengths": None if lengths is None else [lengths.longest, lengths.unread],
+    }

@@ -6,12 +6,15 @@ a row of `_CUTS`; a file with another is refused, since other cuts give other to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
+from attrs import define, field
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...core.errors import CheckpointError, UnsupportedModel
+from ...core.model import Lengths
 from .gguf_file import GgufFile
 from .settings import is_integer
 
@@ -66,6 +69,34 @@ _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
 _SPACE = "▁"
 _CLASS, _SEPARATOR, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"  # of BERT
 _LONGEST = 4096  # characters of a token, which is tried to be made of two at each of them
+
+
+@define(eq=False, slots=False)
+class GgufTokenizer:
+    """transformers' tokenizer for the settings of a GGUF file. It is made when a text is first read or written, since
+    a vocabulary of 262,144 tokens takes long. What an engine asks for when it opens is known before."""
+
+    lengths: Lengths | None
+    _known: Mapping[str, Any] = field(repr=False)
+    _make: Callable[[], Any] = field(repr=False)
+
+    @cached_property
+    def whole(self) -> Any:
+        """transformers' tokenizer. Raises `CheckpointError` if its files are gone."""
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "whole":
+            raise AttributeError(name)
+        known = name in self._known and "whole" not in vars(self)  # a program may change what has been made
+        return self._known[name] if known else getattr(self.whole, name)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Calls transformers' tokenizer."""
+        return self.whole(*texts, **options)
 
 
 def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]]:

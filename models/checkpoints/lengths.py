@@ -20,6 +20,7 @@ from typing import Any
 from tokenizers import models
 
 from ...core.model import Lengths
+from .gguf_tokenizer import GgufTokenizer
 
 _COMPOSED = 4  # most characters that Unicode composes into one (UAX #15: no decomposition is longer)
 _KEPT = {"NFD": 1, "NFKD": 1, "NFC": _COMPOSED, "NFKC": _COMPOSED, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
@@ -36,10 +37,17 @@ def lengths_of(tokenizer: Any) -> Lengths | None:
     """Returns the lengths that are certain for ``tokenizer``; ``None``: no bound is certain.
 
     Args:
-        tokenizer: a tokenizer of transformers, or a `WhisperTokenizer`.
+        tokenizer: a tokenizer of transformers, a `WhisperTokenizer`, or a `GgufTokenizer`, which knows them.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not isinstance(backend.model, models.BPE):  # slow tokenizers, in Python, have none
+    if isinstance(tokenizer, GgufTokenizer):
+        return tokenizer.lengths
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # slow tokenizers, in Python, have none
+    return None if backend is None else lengths_of_backend(backend)
+
+
+def lengths_of_backend(backend: Any) -> Lengths | None:
+    """Returns the same for a tokenizer of the package ``tokenizers``."""
+    if not isinstance(backend.model, models.BPE):
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True)
     shrinks, unread = _shrinks(_state(backend.normalizer)), _unread(backend, vocabulary)

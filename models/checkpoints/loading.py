@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, EngineClosed, TrioletError, UnsupportedModel
+from ...core.model import Lengths
 from ..machine.defaults import OwnDefaults
 from .files import find_weights, is_mapped
 from .gguf_folder import NOTE, file_of
 from .gguf_tensors import noted_tensors
+from .gguf_tokenizer import GgufTokenizer
 from .parts import cut_off, leaving_out
 from .quantized import READ, quantization_of, quantized_tensors
-from .settings import FileSettings
+from .settings import FileSettings, read_json
 from .stored import StoredTensor, stored_tensors
 from .turns import TURNS, private
 from .unread import UnreadSlice
@@ -203,12 +206,21 @@ def untried() -> str:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Returns transformers' tokenizer for the checkpoint in ``folder``.
+    """Returns transformers' tokenizer for the checkpoint in ``folder``. That of a GGUF file is made later.
 
     Raises:
         CheckpointError: the tokenizer is missing or damaged.
         UnsupportedModel: the tokenizer needs code from the checkpoint.
     """
+    known = read_json(folder / NOTE).get("tokenizer") if (folder / NOTE).is_file() else None  # none is Whisper's
+    if known is not None:
+        template = folder / "chat_template.jinja"
+        options = read_json(folder / "tokenizer_config.json")
+        options["chat_template"] = template.read_text("utf-8") if template.is_file() else None
+        lengths = known.pop("lengths")
+        known["chat_template"] = options["chat_template"]
+        made = partial(_late_tokenizer, folder, options)
+        return GgufTokenizer(None if lengths is None else Lengths(*lengths), known, made)
     tekken = (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file()
     try:
         with TURNS.turn():
@@ -233,6 +245,17 @@ def read_tokenizer(folder: Path) -> Any:
             f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save "
             "it in the model's folder"
         ) from error
+
+
+def _late_tokenizer(folder: Path, options: Mapping[str, Any]) -> Any:
+    """Returns transformers' tokenizer of the settings of a GGUF file. `from_pretrained` would read its file thrice."""
+    with TURNS.turn(), _errors("the tokenizer", folder):
+        from transformers import PreTrainedTokenizerFast
+
+        own: Any = PreTrainedTokenizerFast
+        tokenizer = own(tokenizer_file=str(folder / "tokenizer.json"), name_or_path=str(folder), **options)
+        tokenizer("")  # as `settled` does
+        return tokenizer
 
 
 def processor_template(folder: Path) -> str | None:

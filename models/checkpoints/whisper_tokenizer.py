@@ -12,6 +12,7 @@ from attrs import define, field
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ...core.errors import CheckpointError
+from .gguf_tokenizer import GgufTokenizer
 from .settings import read_json
 
 _CLASSES = frozenset({None, "WhisperTokenizer", "WhisperTokenizerFast"})
@@ -120,7 +121,7 @@ class WhisperTokenizer:
 
 def whole_tokenizer(tokenizer: Any) -> Any:
     """Returns transformers' tokenizer for the same files as ``tokenizer``."""
-    return tokenizer.whole if isinstance(tokenizer, WhisperTokenizer) else tokenizer
+    return tokenizer.whole if isinstance(tokenizer, WhisperTokenizer | GgufTokenizer) else tokenizer
 
 
 def _is_plain(backend: Tokenizer) -> bool:

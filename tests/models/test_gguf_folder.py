@@ -14,14 +14,18 @@ import pytest
 import torch
 
 from triolet.core.errors import CheckpointError
+from triolet.models.architectures.conversations import replace_template
+from triolet.models.architectures.prompts import settled
 from triolet.models.checkpoints.files import converses, find_weights, is_mapped, resolve
 from triolet.models.checkpoints.gguf_architectures import ARCHITECTURES
 from triolet.models.checkpoints.gguf_file import read_gguf
 from triolet.models.checkpoints.gguf_folder import _texts, settings_folder
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
 from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
+from triolet.models.checkpoints.lengths import lengths_of
 from triolet.models.checkpoints.loading import load_module, read_tokenizer
 from triolet.models.checkpoints.settings import read_json
+from triolet.models.checkpoints.whisper_tokenizer import whole_tokenizer
 
 from ..checkpoints.gguf_files import TEMPLATE, TOKENS, tiny, write_gguf
 
@@ -143,14 +147,14 @@ def test_what_another_process_makes_meanwhile_stays(file, cache, monkeypatch):
     """It may be read already; and so may be what is not made whole yet."""
     made = []
 
-    def slow(found: Any) -> dict[str, str]:
+    def slow(found: Any, told: Any) -> dict[str, str]:
         monkeypatch.undo()
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parents[1]))
         other = settings_folder(file)
         (cache / ".half").mkdir()
         (cache / ".half" / "gguf.json").write_bytes((other / "gguf.json").read_bytes())
         made.append(other.stat().st_ino)
-        return _texts(found)
+        return _texts(found, told)
 
     monkeypatch.setattr("triolet.models.checkpoints.gguf_folder._texts", slow)
     assert settings_folder(file).stat().st_ino == made[0]
@@ -162,6 +166,48 @@ def test_a_cache_that_cannot_be_written_is_told(file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
     with pytest.raises(CheckpointError, match=r"cannot be written to .*; set XDG_CACHE_HOME to a folder that can be"):
         resolve(file)
+
+
+def seen(tokenizer: Any) -> dict[str, Any]:
+    """What an engine asks a tokenizer for before there is a text."""
+    names = ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id", "all_special_ids", "chat_template")
+    return {name: getattr(tokenizer, name) for name in names} | {"lengths": lengths_of(tokenizer)}
+
+
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(chr(97 + one) for one in range(26))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{}, {"pre": "smollm", "template": None}, {"pieces": {text: -float(one) for one, text in enumerate(PIECES)}}],
+)
+def test_a_tokenizer_is_made_when_a_text_needs_it_and_is_transformers_own(made, tmp_path, words):
+    """The tokenizer that `from_pretrained` reads from the same settings, and what is known of it before is true."""
+    from transformers import AutoTokenizer
+
+    found = resolve(write_gguf(tmp_path / "m.gguf", "llama", made, words=words))
+    ours, theirs = read_tokenizer(found), AutoTokenizer.from_pretrained(str(found))
+    assert seen(ours) == seen(theirs)
+    assert settled(ours) is ours
+    assert "whole" not in vars(ours)
+    for text in (*TEXTS, "abba<own5><s></s>"):
+        assert ours(text) == theirs(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert whole_tokenizer(ours) is ours.whole
+    assert seen(ours.whole) == seen(theirs)
+    replace_template(ours.whole, "other")
+    assert ours.chat_template == "other"
+
+
+def test_a_tokenizer_whose_files_are_gone_is_told(file):
+    found = resolve(file)
+    tokenizer = read_tokenizer(found)
+    (found / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be made from"):
+        tokenizer("a")
+    resolve(file)  # makes them again
+    assert tokenizer("a").input_ids
 
 
 def test_the_settings_say_how_texts_begin_and_end(file):
