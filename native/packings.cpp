@@ -1,5 +1,6 @@
 // Packs blocks of ggml's kinds into panels, and unpacks weights. Neither rounds: a weight is what ggml makes of its block.
 #include "packings.h"
+#include <algorithm>
 #include <cstring>
 #include "step.h"
 
@@ -37,15 +38,6 @@ Place place_of(int packing, uint8_t* panel, int group) {
     return {head, lead, lead + l.lead};
 }
 
-int number_at(int bits, const uint8_t* numbers, int lane, int i) {
-    const int four = i / 4, own = lane * 4 + i % 4;
-    if (bits == 8) return (int8_t)numbers[four * PANEL * 4 + own];
-    const int low = numbers[four % 4 * PANEL * 4 + own] >> four / 4 * 4 & 15;
-    const uint8_t* high = numbers + PANEL * GROUP / 2;
-    if (bits == 5) return low | (high[own] >> four & 1) << 4;
-    return bits == 6 ? low | (high[four / 4 * PANEL * 4 + own] >> 2 * (four % 4) & 3) << 4 : low;
-}
-
 // Four inputs of an output are moved as one word: nothing passes from one of its bytes to another.
 uint32_t word_at(const uint8_t* at) {
     uint32_t word;
@@ -54,8 +46,19 @@ uint32_t word_at(const uint8_t* at) {
 }
 void put_word(uint8_t* at, uint32_t word) { memcpy(at, &word, 4); }
 
+constexpr int ROW = PANEL * 4, FOURS = GROUP / 4;
+
+void numbers_of(int bits, const uint8_t* numbers, int lane, int8_t* to) {
+    const uint8_t *own = numbers + lane * 4, *high = own + PANEL * GROUP / 2;
+    for (int i = 0; i < FOURS; i++) {
+        uint32_t four = bits == 8 ? word_at(own + i * ROW) : word_at(own + i % 4 * ROW) >> i / 4 * 4 & 0x0f0f0f0f;
+        if (bits == 5) four |= (word_at(high) >> i & 0x01010101) << 4;
+        if (bits == 6) four |= (word_at(high + i / 4 * ROW) >> 2 * (i % 4) & 0x03030303) << 4;
+        memcpy(to + 4 * i, &four, 4);
+    }
+}
+
 void put_numbers(int bits, const uint8_t* from, int lane, uint8_t* numbers) {
-    constexpr int ROW = PANEL * 4, FOURS = GROUP / 4;
     uint8_t *own = numbers + lane * 4, *high = own + PANEL * GROUP / 2;
     uint32_t fours[FOURS], upper[2] = {0, 0};
     for (int i = 0; i < FOURS; i++) fours[i] = word_at(from + 4 * i);
@@ -156,11 +159,14 @@ void unpack(int packing, const uint8_t* panel, int lane, int inputs, float* to) 
         }
         if (packing == IQ4_XS) scales[0] = scales[1] = scales[0] * (int8_t)at.head[64 + g * PANEL + lane];
         for (int half = 0; half < 2 && l.halved; half++) scales[half] *= (int8_t)at.head[64 + (2 * g + half) * PANEL + lane];
-        for (int i = 0; i < GROUP && group * GROUP + i < inputs; i++) {
-            const int number = number_at(l.bits, at.numbers, lane, i);
-            const int value = packing == MXFP4 ? FP4[number] : is_placed(packing) ? IQ4[number] : number - taken;
-            to[group * GROUP + i] = scales[i / (GROUP / 2)] * value + added;
-        }
+        int8_t numbers[GROUP];
+        numbers_of(l.bits, at.numbers, lane, numbers);
+        const int8_t* places = packing == MXFP4 ? FP4 : IQ4;
+        for (int i = 0; i < GROUP && is_placed(packing); i++) numbers[i] = places[numbers[i]];
+        float made[GROUP];
+        for (int half = 0; half < 2; half++)
+            for (int i = half * GROUP / 2; i < (half + 1) * GROUP / 2; i++) made[i] = scales[half] * (numbers[i] - taken) + added;
+        memcpy(to + group * GROUP, made, std::min(GROUP, inputs - group * GROUP) * sizeof(float));
     }
 }
 
