@@ -26,7 +26,8 @@ from ..models.native.runner import Runner
 TOKENS = 2_000
 """The most tokens of a text that are read."""
 
-_ROWS = 64  # whose distributions are compared at a time
+ROWS = 64
+"""The number of tokens whose distributions are compared at a time."""
 
 
 @frozen(kw_only=True)
@@ -67,16 +68,35 @@ def qualities(
     """
     exact = _open(against, {"dtype": "float32"})
     ids = tokens_of(exact, text)
-    if len(ids) < 2:
-        raise InvalidRequest(f"the text has {len(ids)} tokens; allowed: 2 or more")
     with TemporaryDirectory() as folder:
         known = _kept(_read(exact, ids, threads), len(ids), Path(folder))
-        yield _compared("reference", ids, iter(torch.split(known, _ROWS)), iter(torch.split(known, _ROWS)))
-        for variant, settings in asked.items():
-            blueprint = _open(model, settings)
-            if tokens_of(blueprint, text) != ids:
-                raise InvalidRequest(f"{model} has other tokens than {against}; give a model with the same ones")
-            yield _compared(variant, ids, iter(torch.split(known, _ROWS)), _read(blueprint, ids, threads))
+        for index, (variant, settings) in enumerate(asked.items()):
+            pair = judged(variant, model, settings, text, ids, iter(torch.split(known, ROWS)), threads)
+            yield from pair[index > 0 :]
+
+
+def judged(
+    variant: str,
+    model: Path,
+    settings: Mapping[str, Any],
+    text: str,
+    ids: Sequence[int],
+    exact: Iterator[Tensor],
+    threads: int,
+) -> tuple[Quality, Quality]:
+    """Returns the quality of a reference, and that of a model with ``settings`` of the engine beside it.
+
+    Args:
+        ids: the first tokens of ``text``.
+        exact: the log-probabilities of the reference after each of these tokens, `ROWS` at a time.
+
+    Raises:
+        InvalidRequest: as in `qualities`.
+    """
+    blueprint = _open(model, settings)
+    if tokens_of(blueprint, text) != ids:
+        raise InvalidRequest(f"{model} has other tokens than the reference; give a model with the same ones")
+    return _compared(variant, ids, exact, _read(blueprint, ids, threads))
 
 
 def as_json(model: Path, against: Path, text: Path, found: Sequence[Quality]) -> str:
@@ -86,9 +106,12 @@ def as_json(model: Path, against: Path, text: Path, found: Sequence[Quality]) ->
 
 
 def tokens_of(blueprint: TextBlueprint, text: str) -> list[int]:
-    """Returns the first tokens of a text."""
+    """Returns the first tokens of a text, with a token before it where prompts have one. Raises `InvalidRequest` if
+    there are fewer than two."""
     positions = min(TOKENS, blueprint.checkpoint.shape.positions)
-    ids: list[int] = blueprint.checkpoint.tokenizer(text, add_special_tokens=False).input_ids
+    ids: list[int] = blueprint.checkpoint.tokenizer(text).input_ids
+    if len(ids) < 2:
+        raise InvalidRequest(f"the text has {len(ids)} tokens; allowed: 2 or more")
     return ids[:positions]
 
 
@@ -107,10 +130,10 @@ def _read(blueprint: TextBlueprint, ids: Sequence[int], threads: int) -> Iterato
         told = "it is not there" if library is None else why_not
         raise InvalidRequest(f"the native library does not compute {blueprint.checkpoint.folder}: {told}")
     pages = [torch.zeros(1, len(ids), layer.numbers, dtype=blueprint.kv_dtype) for layer in shape.kv]
-    runner = Runner.open(library, decoder.program(len(ids)), pages, rows=_ROWS, positions=len(ids), threads=threads)
+    runner = Runner.open(library, decoder.program(len(ids)), pages, rows=ROWS, positions=len(ids), threads=threads)
     try:
-        for start in range(0, len(ids), _ROWS):
-            some = ids[start : start + _ROWS]
+        for start in range(0, len(ids), ROWS):
+            some = ids[start : start + ROWS]
             rows = Rows(
                 positions=range(start, start + len(some)),
                 chunks=[(len(some), 0, 0, 0)],
@@ -135,13 +158,19 @@ def _kept(found: Iterator[Tensor], count: int, folder: Path) -> Tensor:
     return kept
 
 
-def _compared(variant: str, ids: Sequence[int], exact: Iterator[Tensor], other: Iterator[Tensor]) -> Quality:
-    surprise = apart = same = 0.0
+def _compared(
+    variant: str, ids: Sequence[int], exact: Iterator[Tensor], other: Iterator[Tensor]
+) -> tuple[Quality, Quality]:
+    own = surprise = apart = same = 0.0
     with torch.inference_mode():
-        for start, (expected, found) in zip(range(0, len(ids), _ROWS), zip(exact, other, strict=True), strict=True):
+        for start, (expected, found) in zip(range(0, len(ids), ROWS), zip(exact, other, strict=True), strict=True):
             following = torch.tensor(ids[start + 1 : start + 1 + len(found)])[:, None]
+            own -= float(expected[: len(following)].gather(1, following).sum())
             surprise -= float(found[: len(following)].gather(1, following).sum())
             apart += float((expected.exp() * (expected - found)).sum())
             same += float((expected.argmax(-1) == found.argmax(-1)).sum())
-    perplexity = math.exp(surprise / (len(ids) - 1))
-    return Quality(variant=variant, perplexity=perplexity, same=same / len(ids), divergence=apart / len(ids))
+    reference, perplexity = (math.exp(each / (len(ids) - 1)) for each in (own, surprise))
+    return (
+        Quality(variant="reference", perplexity=reference, same=1.0, divergence=0.0),
+        Quality(variant=variant, perplexity=perplexity, same=same / len(ids), divergence=apart / len(ids)),
+    )

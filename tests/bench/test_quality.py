@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed withou
 
 
 def distributions(folder: Path, text: str) -> tuple[list[int], torch.Tensor]:
-    ids = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False).input_ids
+    ids = AutoTokenizer.from_pretrained(folder)(text).input_ids
     with torch.inference_mode():
         logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([ids])).logits[0]
     return ids, logits.double().log_softmax(-1)
@@ -27,7 +27,7 @@ def distributions(folder: Path, text: str) -> tuple[list[int], torch.Tensor]:
 
 def test_a_model_is_judged_by_another(run, tmp_path, capsys, monkeypatch):
     """Whose distributions differ. Rows are compared in parts. Each reads the text once, the reference too."""
-    monkeypatch.setattr(quality, "_ROWS", 7)
+    monkeypatch.setattr(quality, "ROWS", 7)
     opened, plain = list[int](), Runner.open
     monkeypatch.setattr(Runner, "open", lambda *given, **told: opened.append(1) or plain(*given, **told))
     one, other = (make_checkpoint("llama", tmp_path / str(seed), seed=seed) for seed in (1, 2))
@@ -52,7 +52,7 @@ def test_a_model_is_judged_by_another(run, tmp_path, capsys, monkeypatch):
 
 def test_what_cannot_be_judged_is_refused(run, tmp_path, capsys):
     llama, bert = (str(make_checkpoint(family, tmp_path / family)) for family in ("llama", "bert"))
-    (tmp_path / "text").write_text("a")
+    (tmp_path / "text").write_text("")
     text = str(tmp_path / "text")
     for words, status, told in (
         (("--model", bert, "--quality", text), 1, "cannot be judged; allowed: decoders with keys and values alone"),
