@@ -124,7 +124,7 @@ def speech(
     from .inputs import Clips
     from .scenarios import SPEECH, speech_scenarios
 
-    with _folder_of_clips() as clips_folder:
+    with scratch_folder() as clips_folder:
         checkpoint = _folder("--model", _one(folder, model), "whisper-base")
         recordings = _folder("--audio", audio, "speech")
         lacking = _lacking(checkpoint)
@@ -176,7 +176,7 @@ def text(
 
     if against is not None and quality is None:
         raise click.UsageError("--against is for --quality, which is missing")
-    with _folder_of_clips():
+    with scratch_folder():
         decoder = _folder("--model", _one(folder, model), "smollm2")
         if quality is not None:
             return _judge(
@@ -212,7 +212,7 @@ def embed(folder: str | None, model: str | None, together: int, **how: Any) -> i
     from .inputs import queries_of, texts_of
     from .scenarios import EMBED, embed_scenarios
 
-    with _folder_of_clips():
+    with scratch_folder():
         encoder = _folder("--model", _one(folder, model), "minilm")
         wanted = _wanted(EMBED, how)
         entries = [*ours(encoder, "embed", how), *peers(encoder, "embed", how)]
@@ -231,7 +231,7 @@ def _judge(model: Path, against: Path, text: Path, how: dict[str, Any]) -> int:
     """Tells how far each variant is from the reference."""
     from .quality import Quality, as_json, qualities
 
-    _check_packages((), how)
+    check_packages((), how)
     asked = {variant: settings_of(variant) for variant in dict.fromkeys(how["variants"])}
     found = list[Quality]()
     try:
@@ -247,7 +247,7 @@ def _judge(model: Path, against: Path, text: Path, how: dict[str, Any]) -> int:
 
 
 @contextmanager
-def _folder_of_clips() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
     """Yields a folder for files. An error in the block is reported, and ends the command with status 1."""
     try:
         with TemporaryDirectory(prefix="triolet-bench-") as folder:
@@ -323,7 +323,7 @@ def _play(
     from .rounds import opened
     from .work import Work
 
-    _check_packages(texts, how)
+    check_packages(texts, how)
     out = stdout()
     machine = Machine.measure(how["threads"])
     speeds = ", ".join(f"{name} {value:.0f} GFLOP/s" for name, value in machine.gigaflops.items())
@@ -353,7 +353,7 @@ def _play(
     return 0
 
 
-def _check_packages(texts: Sequence[dict[str, str | None]], how: dict[str, Any]) -> None:
+def check_packages(texts: Sequence[dict[str, str | None]], how: dict[str, Any]) -> None:
     """Raises `InvalidRequest` if a step after the measurements (error rates, the plot, a file) would fail."""
     for name, why in (("jiwer", bool(texts)), ("matplotlib", how["plot_path"])):
         if why and find_spec(name) is None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from attrs import frozen
 
+from ..core.config import QUANTIZATIONS
 from .rounds import Entry
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -68,7 +69,7 @@ def _forms(kind: str) -> str:
 
 def settings_of(variant: str) -> Mapping[str, Any]:
     """Returns the settings of the engine for a variant."""
-    return {"quantization": "int8"} if variant == "int8" else {"dtype": variant}
+    return {"quantization": variant} if variant in QUANTIZATIONS else {"dtype": variant}
 
 
 def ours(folder: Path, kind: str, how: Mapping[str, Any]) -> list[Entry]:

@@ -136,6 +136,11 @@ class Clips:
         """The seconds of the shortest clip."""
         return min(len(piece.samples) for piece in self._pieces) / RATE
 
+    @property
+    def count(self) -> int:
+        """The number of clips that are all different."""
+        return len(self._pieces)
+
     def some(self, count: int, number: int) -> list[str]:
         """Returns the paths of ``count`` clips of a round. No two rounds share a clip, since each clip has a gain of
         its own."""

@@ -14,11 +14,12 @@ def main() -> NoReturn:
     try:
         from .api.command_line.main import cli
         from .api.command_line.main import main as command
+        from .bench.card import card
         from .bench.command import bench
         from .server.command import serve
 
-        cli.add_command(bench)
-        cli.add_command(serve)
+        for added in (bench, card, serve):
+            cli.add_command(added)
         command()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

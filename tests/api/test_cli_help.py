@@ -20,6 +20,7 @@ from PIL import Image
 from triolet import EventLog, demo
 from triolet.api.command_line.main import cli, main
 from triolet.api.command_line.pages import _TOPIC, HelpPage, _topic
+from triolet.bench.card import card
 from triolet.bench.command import bench
 from triolet.core.events import RequestQueued
 from triolet.server.command import serve
@@ -28,7 +29,7 @@ from .generating import PaperEngine as PaperWriter
 from .paper import PaperEngine
 
 ROOT = Path(__file__).resolve().parents[2]
-ADDED = {"bench": bench, "serve": serve}  # by triolet.__main__
+ADDED = {"bench": bench, "card": card, "serve": serve}  # by triolet.__main__
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
