@@ -19,10 +19,9 @@ from ..core.errors import InvalidRequest, UnsupportedModel
 from ..core.model import ModelDescription
 from ..core.speech import Detection
 from ..models.checkpoints.files import converses, find_weights, read_config, resolve
-from ..models.checkpoints.gguf_file import read_split
-from ..models.checkpoints.gguf_folder import NOTE
-from ..models.checkpoints.settings import read_json
+from ..models.checkpoints.gguf_folder import file_of
 from ..models.checkpoints.shapes import shapes_of
+from ..models.checkpoints.whisper_ggml import read_model
 from .judges import REFERENCE, Figures, Given, judge_of
 from .machine import Machine
 
@@ -61,12 +60,13 @@ async def measure(
     folder = resolve(model)
     async with triolet.Engine(folder, config=given.config(settings)) as engine:
         judge = judge_of(given, folder, engine.model, kept)
-        about = {"kind": judge.kind, "inputs": judge.inputs, "facts": facts(folder, engine.model)}
+        about: Figures = {"kind": judge.kind, "inputs": judge.inputs, "facts": facts(folder, engine.model)}
+        about["language"] = given.language
     if any(kept.setdefault(name, value) != value for name, value in about.items()):
         raise InvalidRequest(
             f"the figures are of another model or other inputs than {model}; give --figures a new file"
         )
-    told = run_of(given.threads)
+    told, before = run_of(given.threads), dict(kept.get("runs", {}))
     for name, (place, asked) in rows.items():
         row, there = kept.setdefault("rows", {REFERENCE: {}}).setdefault(name, {}), resolve(place)
         for part in parts:
@@ -88,7 +88,7 @@ async def measure(
                 begun = time.perf_counter()
                 async with triolet.Engine(there, config=given.config({**asked, **judge.settings})) as engine:
                     row[part] = {"open": time.perf_counter() - begun, **await judge.speed(engine)}
-            kept.setdefault("runs", {})[part] = told
+            kept.setdefault("runs", {})[part] = "; ".join([*filter(None, [before.get(part)]), told])
             keep(f"{name}: {part}")
     kept["rows"] = {name: kept["rows"][name] for name in dict.fromkeys((REFERENCE, *rows, *kept["rows"]))}
 
@@ -159,6 +159,6 @@ def licence_of(folder: Path) -> str:
 
 
 def _gguf(folder: Path) -> Any:
-    """The GGUF file of a folder with its settings; ``None``: it is another folder."""
-    note = folder / NOTE
-    return read_split(Path(str(read_json(note)["file"]))) if note.is_file() else None
+    """The GGUF file, or the one of whisper.cpp, of a folder with its settings; ``None``: it is another folder."""
+    file = file_of(folder)
+    return None if file is None else read_model(file)

@@ -20,6 +20,9 @@ from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription
 from ..core.request import SamplingParams
+from ..models.checkpoints.ctranslate2_file import MODEL as CTRANSLATE2
+from ..models.checkpoints.files import find_weights
+from ..models.checkpoints.gguf_folder import NOTE
 from . import quality, reference
 from .inputs import RATE, Clips, prompts_of, queries_of, texts_of, word_error_rate
 
@@ -206,7 +209,12 @@ class Vectors(_Judge):
     def texts(self) -> list[str]:
         """The beginnings of the paragraphs of the prose."""
         found = [" ".join(one.split()[:_WORDS]) for one in self.given.prose.split("\n\n")]
-        return list(dict.fromkeys(filter(None, found)))[: self.given.most]
+        texts = list(dict.fromkeys(filter(None, found)))[: self.given.most]
+        if len(texts) < 2:
+            raise InvalidRequest(
+                f"{self.given.inputs} has {len(texts)} different paragraphs; allowed: 2 or more, with a line between"
+            )
+        return texts
 
     @property
     def inputs(self) -> str:
@@ -241,8 +249,14 @@ def _nearest(vectors: Any) -> Any:
 
 
 def judge_of(given: Given, folder: Path, model: ModelDescription, kept: Figures) -> Speech | Text | Vectors:
-    """Returns the judge of a model. Raises `InvalidRequest` if there is none for its kind."""
+    """Returns the judge of a model. Raises `InvalidRequest` if there is none for its kind, or if transformers cannot
+    read it."""
     if model.speech is not None:
+        if find_weights(folder)[0].name in (NOTE, CTRANSLATE2):
+            raise InvalidRequest(
+                f"transformers cannot read {folder}; give the checkpoint from which it was converted, and this one to "
+                "--also"
+            )
         return Speech(given, folder, model, kept)
     if model.kind is Kind.DECODER:
         return Text(given, folder, model, kept)

@@ -61,11 +61,8 @@ def reader(folder: Path, language: str | None, speech: Any) -> Callable[[Any], s
 
 def distributions(folder: Path) -> Callable[[Sequence[int]], Iterator[Tensor]]:
     """Returns a function that yields the log-probabilities after tokens, float64 [rows, vocabulary], some rows at a
-    time. Of a GGUF file transformers' class gets the decoded weights."""
-    if (folder / NOTE).is_file():
-        model: Any = load_module(read_config(folder)["architectures"][0], folder, torch.float32)
-    else:
-        model = _THEIRS.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    time."""
+    model = _model(folder, _THEIRS.AutoModelForCausalLM)
 
     def read(ids: Sequence[int]) -> Iterator[Tensor]:
         before = None
@@ -81,7 +78,7 @@ def distributions(folder: Path) -> Callable[[Sequence[int]], Iterator[Tensor]]:
 def vectors(folder: Path, texts: Sequence[str], pooling: Any) -> list[list[float]]:
     """Returns vectors of length 1, each of the mean, the first or the last of a text's rows."""
     tokenizer = _THEIRS.AutoTokenizer.from_pretrained(folder)
-    model = _THEIRS.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    model = _model(folder, _THEIRS.AutoModel)
     pooled = {"mean": lambda rows: rows.mean(0), "cls": lambda rows: rows[0], "last": lambda rows: rows[-1]}
     found = []
     for text in texts:
@@ -89,3 +86,10 @@ def vectors(folder: Path, texts: Sequence[str], pooling: Any) -> list[list[float
             rows = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         found.append(torch.nn.functional.normalize(pooled[pooling.kind](rows), dim=0).tolist())
     return found
+
+
+def _model(folder: Path, loader: Any) -> Any:
+    """The model of ``loader``, a class of transformers. Of a GGUF file transformers' class gets the decoded weights."""
+    if (folder / NOTE).is_file():
+        return load_module(read_config(folder)["architectures"][0], folder, torch.float32, spare="pooler")
+    return loader.from_pretrained(folder, dtype=torch.float32).eval()

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, WhisperConfig, WhisperForConditionalGeneration
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from triolet import demo
@@ -22,7 +23,9 @@ from triolet.models.native.library import Library
 
 from ..checkpoints.checkpoints import random_model, save_checkpoint, text_settings
 from ..checkpoints.families import make_checkpoint
+from ..checkpoints.gguf_converted import bert, write_converted
 from ..checkpoints.gguf_files import tiny, write_gguf
+from ..checkpoints.whisper_ggml import write_ggml
 from ..checkpoints.words import BERT
 from .test_quality import distributions
 
@@ -120,6 +123,19 @@ def test_vectors_are_as_far_from_transformers_as_their_cosines(card, tmp_path):
     assert min(rows["float32"]["speed"].values()) > 0.0
 
 
+def test_the_vectors_of_a_gguf_file_are_compared_with_those_of_the_decoded_weights(card, tmp_path):
+    made = tiny("BertConfig", "BertModel", hidden_size=64, intermediate_size=64)
+
+    def told(writer: Any, config: Any) -> None:
+        writer.add_pooling_type(gguf.PoolingType.CLS)
+        writer.add_causal_attention(False)
+
+    path = write_converted(tmp_path / "m.gguf", "bert", made, bert(made), more=told, words={"pre": "bert"})
+    status, rows = card(path, "--variant", "float32", "--only", "accuracy", "--most", "3")
+    assert status == 0
+    assert rows["float32"]["accuracy"] == {name: pytest.approx(1.0, abs=1e-5) for name in rows["float32"]["accuracy"]}
+
+
 def unit(vector: torch.Tensor) -> Any:
     return torch.nn.functional.normalize(vector, dim=0).detach().numpy()
 
@@ -160,7 +176,26 @@ def test_wrong_words_are_counted_and_a_file_of_figures_is_gone_on_with(card, rec
     _, rows = card(demo.checkpoint(), "--variant", "int4", "--language", "en", inputs=recordings)
     assert rows["float32"]["accuracy"]["unlike"] == pytest.approx(100 / words)
     assert rows["float32"]["speed"]["open"] == 99.0  # what the file has is not measured again
-    assert "| 99.00 |" in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "| 99.00 |" in page
+    assert "--variant int4\n" in page
+    assert (page.count("a CPU, 1 threads"), len(json.loads(told.read_text())["runs"]["accuracy"].split("; "))) == (3, 2)
+    assert card(demo.checkpoint(), "--variant", "int4", "--language", "de", inputs=recordings)[0] == 1
+    assert "the figures are of another model or other inputs" in capsys.readouterr().err
+
+
+def test_a_file_that_transformers_cannot_read_is_beside_its_checkpoint(card, recordings, tmp_path, capsys):
+    """A file of whisper.cpp has the size of this file."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    sizes: dict[str, Any] = {"vocab_size": 1_864, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "decoder_start_token_id": 257}
+    sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 256) | {"begin_suppress_tokens": None}
+    made = random_model(WhisperForConditionalGeneration, WhisperConfig(**sizes), 0)
+    path = write_ggml(tmp_path / "ggml-tiny.bin", made, tokens)
+    assert card(path, inputs=recordings)[0] == 1
+    assert "give the checkpoint from which it was converted" in capsys.readouterr().err
+    assert [one.name for one in figures.weights_of(resolve(path))] == [path.name]
 
 
 def test_what_cannot_become_a_card_is_refused(card, recordings, tmp_path, capsys):
@@ -175,6 +210,9 @@ def test_what_cannot_become_a_card_is_refused(card, recordings, tmp_path, capsys
     ):
         assert card(*map(str, words))[0] == status
         assert told in capsys.readouterr().err
+    (tmp_path / "one").write_text("a cat\n\na cat")
+    assert card(bert, inputs=tmp_path / "one")[0] == 1
+    assert "one has 1 different paragraphs; allowed: 2 or more" in capsys.readouterr().err
     assert card(bert, inputs=recordings)[0] == 1
     assert "recordings cannot be read: Is a directory; give a file of prose" in capsys.readouterr().err
     (tmp_path / "figures.json").write_text(json.dumps({"kind": "text", "rows": {}}))
