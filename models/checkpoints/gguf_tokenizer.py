@@ -7,7 +7,6 @@ a row of `_CUTS`; a file with another is refused, since other cuts give other to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final
 
 from attrs import define, field
@@ -79,14 +78,12 @@ class GgufTokenizer:
     lengths: Lengths | None
     _known: Mapping[str, Any] = field(repr=False)
     _make: Callable[[], Any] = field(repr=False)
-
-    @cached_property
-    def whole(self) -> Any:
-        """transformers' tokenizer. Raises `CheckpointError` if its files are gone."""
-        return self._make()
+    whole: Any = field(init=False, repr=False)  # transformers' tokenizer; `CheckpointError` if its files are gone
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "whole":
+        if name == "whole":
+            return self._whole()
+        if name.startswith("_"):
             raise AttributeError(name)
         known = name in self._known and "whole" not in vars(self)  # a program may change what has been made
         return self._known[name] if known else getattr(self.whole, name)
@@ -97,6 +94,16 @@ class GgufTokenizer:
     def __call__(self, *texts: Any, **options: Any) -> Any:
         """Calls transformers' tokenizer."""
         return self.whole(*texts, **options)
+
+    def _whole(self) -> Any:
+        """Makes the tokenizer once. No lock but the turn is held, for which a thread that reads a model never waits:
+        `cached_property` has a lock for all tokenizers, and the two would wait for each other."""
+        from .turns import TURNS
+
+        with TURNS.turn():
+            if "whole" not in vars(self):  # another thread may have made it meanwhile
+                self.whole = self._make()
+            return vars(self)["whole"]
 
 
 def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]]:

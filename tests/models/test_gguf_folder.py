@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
 from triolet.models.checkpoints.lengths import lengths_of
 from triolet.models.checkpoints.loading import load_module, read_tokenizer
 from triolet.models.checkpoints.settings import read_json
+from triolet.models.checkpoints.turns import TURNS
 from triolet.models.checkpoints.whisper_tokenizer import whole_tokenizer
 
 from ..checkpoints.gguf_files import TEMPLATE, TOKENS, tiny, write_gguf
@@ -208,6 +210,27 @@ def test_a_tokenizer_whose_files_are_gone_is_told(file):
         tokenizer("a")
     resolve(file)  # makes them again
     assert tokenizer("a").input_ids
+
+
+def test_a_thread_that_reads_a_model_does_not_wait_for_one_that_waits_for_it(file):
+    """The first text of a model comes while another model is read, whose tokenizer is then needed, too."""
+    first, second = (read_tokenizer(resolve(file)) for _ in range(2))
+    done = list[Any]()
+    asks = threading.Thread(target=lambda: done.append(first.whole), daemon=True)
+
+    def reads() -> None:
+        with TURNS.turn():
+            asks.start()
+            while len(TURNS._queue) < 2:  # until the other thread waits
+                time.sleep(0.001)
+            done.append(second.whole)
+
+    thread = threading.Thread(target=reads, daemon=True)
+    thread.start()
+    thread.join(20)
+    asks.join(20)
+    assert len(done) == 2, "the threads wait for each other"
+    assert done == [second.whole, first.whole]
 
 
 def test_the_settings_say_how_texts_begin_and_end(file):
