@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 from attrs import frozen
@@ -53,6 +53,19 @@ async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.C
         return work(NEVER)
     finally:
         reading.release()
+
+
+async def tokenizer_made(tokenizer: Any, reading: trio.CapacityLimiter) -> None:
+    """Makes a tokenizer that is made when it is first needed. This takes long, so it is done in a thread, though short
+    texts are read and written in the event loop.
+
+    Raises:
+        CheckpointError: the tokenizer's files are gone.
+    """
+    from ...models.checkpoints.gguf_tokenizer import GgufTokenizer
+
+    if isinstance(tokenizer, GgufTokenizer) and not tokenizer.is_made:
+        await run_in_thread(lambda: tokenizer.whole, limiter=reading)
 
 
 @frozen

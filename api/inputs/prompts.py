@@ -25,7 +25,7 @@ from ...core.tools import Tool, read_tools
 from .audio import AudioSource, load_audio
 from .compiling import Compiler
 from .images import ImageSource, load_image
-from .lengths import Limit, Pause, read_texts
+from .lengths import Limit, Pause, read_texts, tokenizer_made
 from .messages import Conversation, Message
 from .reasoning import options_of, reasoning_of, with_budget
 from .sources import INLINE_SAMPLES, is_pair
@@ -87,6 +87,7 @@ async def build_request(
     if description.frame_seconds:
         check_greedy(sampling, description.architecture)
     priority = read_priority(query.priority)
+    await tokenizer_made(description.tokenizer, reading)
     prepared = await _prepare(description, query, reading)
     _check_token_ids(description, "the prompt", prepared.token_ids)
     _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)

@@ -18,7 +18,7 @@ from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarg
 from ...core.model import Kind, ModelDescription
 from ...core.order import read_priority
 from ...core.request import Pooling, Request
-from .lengths import PIECE, Limit, Pause, read_texts
+from .lengths import PIECE, Limit, Pause, read_texts, tokenizer_made
 from .prompts import INLINE_TEXT, keyed
 from .threads import run_in_thread
 
@@ -106,6 +106,7 @@ async def build_requests(
         return [keyed(request, description, prefix_caching=prefix_caching) for request in requests]
 
     await run_in_thread(check, short=short)
+    await tokenizer_made(description.tokenizer, reading)
     found: list[Request] = []
     for texts in _turns(query.texts):
         found += await read_texts(partial(build, texts), short=short, reading=reading)

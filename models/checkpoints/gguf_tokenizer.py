@@ -85,8 +85,13 @@ class GgufTokenizer:
             return self._whole()
         if name.startswith("_"):
             raise AttributeError(name)
-        known = name in self._known and "whole" not in vars(self)  # a program may change what has been made
+        known = name in self._known and not self.is_made  # a program may change what has been made
         return self._known[name] if known else getattr(self.whole, name)
+
+    @property
+    def is_made(self) -> bool:
+        """True once it is made: nobody waits for it then."""
+        return "whole" in vars(self)
 
     def __len__(self) -> int:
         return len(self.whole)
@@ -101,7 +106,7 @@ class GgufTokenizer:
         from .turns import TURNS
 
         with TURNS.turn():
-            if "whole" not in vars(self):  # another thread may have made it meanwhile
+            if not self.is_made:  # another thread may have made it meanwhile
                 self.whole = self._make()
             return vars(self)["whole"]
 

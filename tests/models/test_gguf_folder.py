@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 
+from triolet import Engine, EngineConfig
 from triolet.core.errors import CheckpointError
 from triolet.models.architectures.conversations import replace_template
 from triolet.models.architectures.prompts import settled
@@ -22,7 +24,7 @@ from triolet.models.checkpoints.gguf_architectures import ARCHITECTURES
 from triolet.models.checkpoints.gguf_file import read_gguf
 from triolet.models.checkpoints.gguf_folder import _texts, settings_folder
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
-from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
+from triolet.models.checkpoints.gguf_tokenizer import GgufTokenizer, make_tokenizer
 from triolet.models.checkpoints.lengths import lengths_of
 from triolet.models.checkpoints.loading import load_module, read_tokenizer
 from triolet.models.checkpoints.settings import read_json
@@ -231,6 +233,26 @@ def test_a_thread_that_reads_a_model_does_not_wait_for_one_that_waits_for_it(fil
     asks.join(20)
     assert len(done) == 2, "the threads wait for each other"
     assert done == [second.whole, first.whole]
+
+
+@pytest.mark.parametrize("words", [{"prompt": "ab"}, {"prompt_token_ids": [4, 5]}])
+def test_the_event_loop_does_not_make_the_tokenizer(file, monkeypatch, words):
+    """All other requests would wait for it, though the text is short or only written."""
+    threads, make = list[int](), GgufTokenizer._whole
+
+    def seen_making(tokenizer: GgufTokenizer) -> Any:
+        threads.append(threading.get_ident())
+        return make(tokenizer)
+
+    monkeypatch.setattr(GgufTokenizer, "_whole", seen_making)
+
+    async def main() -> str:
+        async with Engine(file, config=EngineConfig(device="cpu")) as engine:
+            return (await engine.generate(**words, max_tokens=2)).text
+
+    trio.run(main)
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_the_settings_say_how_texts_begin_and_end(file):
