@@ -19,7 +19,7 @@ from ...core.errors import CheckpointError, EngineClosed, TrioletError, Unsuppor
 from ...core.model import Lengths
 from ..machine.defaults import OwnDefaults
 from .files import find_weights, is_mapped
-from .gguf_folder import NOTE, file_of
+from .gguf_folder import NOTE, file_of, settings_folder
 from .gguf_tensors import noted_tensors
 from .gguf_tokenizer import GgufTokenizer
 from .parts import cut_off, leaving_out
@@ -212,14 +212,14 @@ def read_tokenizer(folder: Path) -> Any:
         CheckpointError: the tokenizer is missing or damaged.
         UnsupportedModel: the tokenizer needs code from the checkpoint.
     """
-    known = read_json(folder / NOTE).get("tokenizer") if (folder / NOTE).is_file() else None  # none is Whisper's
-    if known is not None:
+    note = read_json(folder / NOTE) if (folder / NOTE).is_file() else {}
+    if (known := note.get("tokenizer")) is not None:  # a Whisper has none
         template = folder / "chat_template.jinja"
         options = read_json(folder / "tokenizer_config.json")
         options["chat_template"] = template.read_text("utf-8") if template.is_file() else None
         lengths = known.pop("lengths")
         known["chat_template"] = options["chat_template"]
-        made = partial(_late_tokenizer, folder, options)
+        made = partial(_late_tokenizer, Path(note["file"]), folder, options)
         return GgufTokenizer(None if lengths is None else Lengths(*lengths), known, made)
     tekken = (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file()
     try:
@@ -247,8 +247,11 @@ def read_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def _late_tokenizer(folder: Path, options: Mapping[str, Any]) -> Any:
-    """Returns transformers' tokenizer of the settings of a GGUF file. `from_pretrained` would read its file thrice."""
+def _late_tokenizer(file: Path, folder: Path, options: Mapping[str, Any]) -> Any:
+    """Returns transformers' tokenizer of the settings of a GGUF file, which are made again if they were removed.
+    `from_pretrained` would read the tokenizer's file thrice."""
+    if settings_folder(file) != folder:
+        raise CheckpointError(f"{file} has changed since it was opened; restore it, or open another engine")
     with TURNS.turn(), _errors("the tokenizer", folder):
         from transformers import PreTrainedTokenizerFast
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -204,14 +205,19 @@ def test_a_tokenizer_is_made_when_a_text_needs_it_and_is_transformers_own(made, 
     assert ours.chat_template == "other"
 
 
-def test_a_tokenizer_whose_files_are_gone_is_told(file):
-    found = resolve(file)
-    tokenizer = read_tokenizer(found)
-    (found / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="the tokenizer cannot be made from"):
-        tokenizer("a")
-    resolve(file)  # makes them again
-    assert tokenizer("a").input_ids
+def test_a_tokenizer_is_made_though_the_settings_were_removed(file):
+    """They are in the user's cache, which may be emptied at any time. Another file is told."""
+    first, second = (read_tokenizer(resolve(file)) for _ in range(2))
+    shutil.rmtree(resolve(file))
+    assert first("a").input_ids
+    file.rename(file.with_suffix(".other"))
+    with pytest.raises(CheckpointError, match=re.escape(str(file))):
+        second("a")
+    write_gguf(file, "llama", tiny("LlamaConfig", "LlamaForCausalLM", 9, num_hidden_layers=1))
+    with pytest.raises(CheckpointError, match="has changed since it was opened"):
+        second("a")
+    file.with_suffix(".other").rename(file)
+    assert second("a").input_ids
 
 
 def test_a_thread_that_reads_a_model_does_not_wait_for_one_that_waits_for_it(file):
