@@ -52,7 +52,6 @@ def card(model: str, inputs: str, out: str | None, figures: str | None, only: st
     A card says what the model is, what each format costs in accuracy, time and memory, and how far its results are from
     those of transformers. Models of speech, text and vectors have cards.
     """
-
     rows = _rows(model, given)
     with scratch_folder() as scratch:
         check_packages([{}] if Path(inputs).is_dir() else (), {"json_path": figures, "plot_path": None})
@@ -60,6 +59,7 @@ def card(model: str, inputs: str, out: str | None, figures: str | None, only: st
         kept = _read(Path(figures)) if figures else {}
         import trio
 
+        from ..models.checkpoints.turns import TURNS
         from .figures import PARTS, measure
         from .judges import Given
         from .page import page
@@ -72,7 +72,8 @@ def card(model: str, inputs: str, out: str | None, figures: str | None, only: st
                 Path(figures).write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
         parts = (only,) if only else PARTS
-        trio.run(measure, Given(inputs=Path(inputs), scratch=scratch, **asked), rows, parts, kept, keep)
+        with TURNS.quiet():
+            trio.run(measure, Given(inputs=Path(inputs), scratch=scratch, **asked), rows, parts, kept, keep)
         said = {"licence": given["licence"]} if given["licence"] else {}
         name = given["name"] or model
         more = [f"--{option} {given[option]}" for option in ("language", "most") if given[option]]

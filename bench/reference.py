@@ -19,9 +19,6 @@ from . import quality
 from .inputs import RATE
 
 _THEIRS: Any = transformers  # of which many functions have no types
-_THEIRS.logging.set_verbosity_error()
-_THEIRS.logging.disable_progress_bar()
-
 _ADAPTER = "speech-lora"  # the folder of Phi-4-multimodal's adapter
 
 

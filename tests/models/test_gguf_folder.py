@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from triolet.models.checkpoints.gguf_tokenizer import GgufTokenizer, make_tokeni
 from triolet.models.checkpoints.lengths import lengths_of
 from triolet.models.checkpoints.loading import load_module, read_tokenizer
 from triolet.models.checkpoints.settings import read_json
-from triolet.models.checkpoints.turns import TURNS
+from triolet.models.checkpoints.turns import TURNS, Turns
 from triolet.models.checkpoints.whisper_tokenizer import whole_tokenizer
 
 from ..checkpoints.gguf_files import TEMPLATE, TOKENS, tiny, write_gguf
@@ -220,17 +219,23 @@ def test_a_tokenizer_is_made_though_the_settings_were_removed(file):
     assert second("a").input_ids
 
 
-def test_a_thread_that_reads_a_model_does_not_wait_for_one_that_waits_for_it(file):
+def test_a_thread_that_reads_a_model_does_not_wait_for_one_that_waits_for_it(file, monkeypatch):
     """The first text of a model comes while another model is read, whose tokenizer is then needed, too."""
     first, second = (read_tokenizer(resolve(file)) for _ in range(2))
-    done = list[Any]()
+    done, waits, wait = list[Any](), threading.Event(), Turns._wait
     asks = threading.Thread(target=lambda: done.append(first.whole), daemon=True)
+
+    def told(turns: Turns, thread: int) -> None:
+        if thread == asks.ident:
+            waits.set()
+        wait(turns, thread)
+
+    monkeypatch.setattr(Turns, "_wait", told)
 
     def reads() -> None:
         with TURNS.turn():
             asks.start()
-            while len(TURNS._queue) < 2:  # until the other thread waits
-                time.sleep(0.001)
+            waits.wait(20)
             done.append(second.whole)
 
     thread = threading.Thread(target=reads, daemon=True)

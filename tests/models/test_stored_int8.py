@@ -46,15 +46,22 @@ def packed(folder, target):
 INPUTS = {**KIND, "dynamic": True}
 
 
+def in_int8(folder):
+    """The weights that stay as they are, and the numbers and scales of the others."""
+    weights = load_file(folder / "model.safetensors")
+    rounded = {}
+    for name in [name for name in weights if "_proj." in name]:
+        weight = weights.pop(name)
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        rounded[name] = (weight / scale).round().to(torch.int8), scale
+    return weights, rounded
+
+
 def stored(folder, target, form, group, write):
     shutil.copytree(folder, target)
-    found = {}
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if "_proj." not in name:
-            found[name] = weight
-            continue
-        scale = weight.abs().amax(1, keepdim=True) / 127
-        found |= {**write(name, (weight / scale).round().to(torch.int8)), f"{name}_scale": scale}
+    found, rounded = in_int8(folder)
+    for name, (numbers, scale) in rounded.items():
+        found |= {**write(name, numbers), f"{name}_scale": scale}
     save_file(found, target / "model.safetensors", metadata={"format": "pt"})
     told = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed"}
     return described(target, {**told, "config_groups": {"a": {"targets": ["Linear"], **group}}, "ignore": ["lm_head"]})
@@ -63,13 +70,10 @@ def stored(folder, target, form, group, write):
 def by_torchao(folder, target):
     """As torchao 0.18 writes `Int8WeightOnlyConfig` by transformers: a tensor for each part of a weight."""
     shutil.copytree(folder, target)
-    found = {}
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if "_proj." not in name:
-            found[name] = weight
-            continue
-        layer, scale = name.removesuffix("weight"), weight.abs().amax(1, keepdim=True) / 127
-        found[f"{layer}_weight_qdata"] = (weight / scale).round().to(torch.int8)
+    found, rounded = in_int8(folder)
+    for name, (numbers, scale) in rounded.items():
+        layer = name.removesuffix("weight")
+        found[f"{layer}_weight_qdata"] = numbers
         found[f"{layer}_weight_scale"] = scale
         found[f"{layer}_weight_zero_point"] = torch.zeros_like(scale, dtype=torch.int8)
     save_file(found, target / "model.safetensors", metadata={"format": "pt"})
