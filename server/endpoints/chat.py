@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
+from ...api.inputs.lengths import tokenizer_made
 from ...api.inputs.prompts import Query
 from ...api.inputs.threads import run_in_thread
 from ...api.outputs.results import Completion, Delta
@@ -63,6 +64,8 @@ async def asked(
     messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
         await decode_media(engine, body, messages, request)
+        if body.tools:  # their form depends on the tokenizer
+            await tokenizer_made(engine.model.tokenizer, server_of(request).reading)
         tools = Tools.of(body, engine.model, server_of(request).settings.tool_format, exchange_of(request).told)
         sampling = sampling_of(
             body,

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 import httpx2
+import openai
 import pytest
+import trio
 
+from triolet.models.checkpoints.gguf_tokenizer import GgufTokenizer
+
+from ..checkpoints.gguf_files import tiny, write_gguf
+from .openai_client import openai_client
 from .served import served
 
 pytestmark = pytest.mark.real_time
@@ -78,3 +85,23 @@ def test_what_cannot_be_read_is_refused(http, path, body, told):
 
 def test_the_version_is_the_packages(http):
     assert http.get("/version").json() == {"version": version("triolet")}
+
+
+def test_the_event_loop_does_not_make_the_tokenizer_for_tools(tmp_path, monkeypatch):
+    """All other requests would wait for it. That of a GGUF file is made when a request first needs it."""
+    model = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1, hidden_size=32, intermediate_size=32)
+    in_loop, make = list[bool](), GgufTokenizer._whole
+
+    def seen_making(tokenizer: GgufTokenizer) -> Any:
+        in_loop.append(trio.lowlevel.in_trio_run())
+        return make(tokenizer)
+
+    monkeypatch.setattr(GgufTokenizer, "_whole", seen_making)
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    with (
+        served({"m": str(write_gguf(tmp_path / "m.gguf", "llama", model))}) as running,
+        openai_client(running) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="tool"):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}], tools=tools)
+    assert in_loop == [False]
