@@ -76,7 +76,7 @@ def card(model: str, inputs: str, out: str | None, figures: str | None, only: st
             trio.run(measure, Given(inputs=Path(inputs), scratch=scratch, **asked), rows, parts, kept, keep)
         said = {"licence": given["licence"]} if given["licence"] else {}
         name = given["name"] or model
-        more = [f"--{option} {given[option]}" for option in ("language", "most") if given[option]]
+        more = [f"--{option} {given[option]}" for option in ("language", "most", "threads") if given[option]]
         more += [f"--variant {each}" for each in given["variants"] if given["variants"] != _VARIANTS]
         more += [f"--also {each.partition('=')[0]}=FILE" for each in given["also"]]
         command = " ".join(["triolet card", name, "--inputs", Path(inputs).name, *more])

@@ -105,11 +105,12 @@ def run_of(threads: int) -> str:
 def facts(folder: Path, model: ModelDescription) -> dict[str, str]:
     """Returns what a model is and can do, as far as its files and its class say."""
     config, speech, pooling = read_config(folder), model.speech, model.default_pooling
+    stored = shapes_of(folder, config.get("quantization_config"))
     found = {
         "checkpoint": origin_of(folder),
         "licence": licence_of(folder) or "its files do not say",
         "class": model.architecture,
-        "parameters": f"{sum(prod(one.shape) for one in shapes_of(folder).values()) / 1e6:.1f} million",
+        "parameters": f"{sum(prod(one.shape) for one in stored.values()) / 1e6:.1f} million",
         "shape": ", ".join(f"`{name}` {config[name]:,}" for name in _SHAPE if isinstance(config.get(name), int)),
     }
     if speech is None:

@@ -15,6 +15,7 @@ from ..core.speech import Ask
 from ..models.checkpoints.files import read_config
 from ..models.checkpoints.gguf_folder import NOTE
 from ..models.checkpoints.loading import load_module
+from ..models.checkpoints.quantized import READ
 from . import quality
 from .inputs import RATE
 
@@ -86,7 +87,9 @@ def vectors(folder: Path, texts: Sequence[str], pooling: Any) -> list[list[float
 
 
 def _model(folder: Path, loader: Any) -> Any:
-    """The model of ``loader``, a class of transformers. Of a GGUF file transformers' class gets the decoded weights."""
-    if (folder / NOTE).is_file():
-        return load_module(read_config(folder)["architectures"][0], folder, torch.float32, spare="pooler")
+    """The model of ``loader``, a class of transformers. Of a GGUF file, and of a quantized checkpoint that transformers
+    reads with other packages, its class gets the decoded weights."""
+    config = read_config(folder)
+    if (folder / NOTE).is_file() or (config.get("quantization_config") or {}).get("quant_method") in READ:
+        return load_module(config["architectures"][0], folder, torch.float32, spare="pooler")
     return loader.from_pretrained(folder, dtype=torch.float32).eval()

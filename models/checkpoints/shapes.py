@@ -38,7 +38,7 @@ def shapes_of(folder: Path, told: Mapping[str, Any] | None = None) -> dict[str, 
     Args:
         told: the quantization that config.json names.
     """
-    if told is not None and told["quant_method"] in READ:
+    if told is not None and told.get("quant_method") in READ:
         found = {name: _shape_of(name, one) for name, one in stored_weights(folder, StoredTensor, told).items()}
     else:
         stored = [open_weights(path) for path in find_weights(folder)]

@@ -11,7 +11,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, WhisperConfig, WhisperForConditionalGeneration
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from triolet import demo
@@ -21,6 +29,7 @@ from triolet.bench.machine import Machine
 from triolet.models.checkpoints.files import resolve
 from triolet.models.native.library import Library
 
+from ..checkpoints import quantized_checkpoints as layouts
 from ..checkpoints.checkpoints import random_model, save_checkpoint, text_settings
 from ..checkpoints.families import make_checkpoint
 from ..checkpoints.gguf_converted import bert, write_converted
@@ -96,6 +105,20 @@ def test_the_reference_of_a_gguf_file_is_transformers_with_the_decoded_weights(c
     assert rows["transformers, float32"]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
     assert rows["float32"]["accuracy"]["divergence"] == pytest.approx(0.0, abs=1e-6)
     assert "m.gguf" in capsys.readouterr().out
+
+
+@native
+def test_the_reference_of_packed_weights_is_transformers_with_the_decoded_weights(card, tmp_path, capsys):
+    wide = layouts.make_wide(tmp_path / "wide")
+    packed, decoded = layouts.quantize(wide, tmp_path / "packed", *layouts.gptq())
+    status, rows = card(packed, "--variant", "float32", "--only", "accuracy")
+    assert status == 0
+    ids, exact = distributions(decoded, PROSE)
+    perplexity = float((-exact[:-1].gather(1, torch.tensor(ids[1:])[:, None])).mean().exp())
+    assert rows["transformers, float32"]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+    assert rows["float32"]["accuracy"]["divergence"] == pytest.approx(0.0, abs=1e-6)
+    whole = sum(one.numel() for one in AutoModelForCausalLM.from_pretrained(decoded).parameters())
+    assert f"| parameters | {whole / 1e6:.1f} million |" in capsys.readouterr().out
 
 
 def test_vectors_are_as_far_from_transformers_as_their_cosines(card, tmp_path):
