@@ -4,10 +4,10 @@
 
     python -m triolet_testing.chaos --runs 10000 --workers 2
 
-The sweep injects one fault in each run, at every step of every task. Here steps, encodings, frees, sleeps and wakes
-fail by chance, several in one run. Meanwhile clients come, wait, leave and are cancelled, and operators put the engine
-to sleep and wake it. After `CALM` virtual seconds nothing fails any more, and every client that still waits must be
-served. Many runs must come into every situation of `triolet_testing.situations`.
+The sweep injects one fault in each run, at every step of every task. Here steps, encodings, frees, sleeps, wakes and
+loads of adapters fail by chance, several in one run. Meanwhile clients come, wait, leave and are cancelled, and
+operators put the engine to sleep and wake it. After `CALM` virtual seconds nothing fails any more, and every client
+that still waits must be served. Many runs must come into every situation of `triolet_testing.situations`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import click
 import trio
 from attrs import define, field, frozen
 
+from triolet.actors.supervisor import Supervisor
 from triolet.actors.worker import Job
 from triolet.api.engine import Engine
 from triolet.core import events
@@ -49,7 +50,7 @@ GIVEN_UP = 3000.0
 LONG = 5_000
 """So many runs must come into every situation."""
 
-_FAILING = (Job.FREE, Job.STEP, Job.ENCODE, Job.SLEEP, Job.WAKE)
+_FAILING = (Job.FREE, Job.STEP, Job.ENCODE, Job.SLEEP, Job.WAKE, Job.ADAPTER)
 _CLIENTS = 6
 _OPERATORS = 2
 
@@ -70,6 +71,7 @@ class Chaos:
     _quiet: bool = field(default=False, init=False)
     _rates: dict[Job, float] = field(init=False)
     _model: SimModel = field(init=False)
+    _adapters: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         pick = self.dice.choice
@@ -81,6 +83,7 @@ class Chaos:
             max_positions=48,
             states=pick([0, 0, 3, 6]),  # three: for the largest search alone
         )
+        self._adapters = pick([0, 0, 1, 2]) if self._model.kind is Kind.DECODER else 0
 
     async def main(self) -> None:
         """Plays the run.
@@ -126,6 +129,7 @@ class Chaos:
             speculation=pick([None, Speculation(tokens=3)]),
             while_asleep=pick(["wait", "refuse"]),
             encode_batch_embeddings=pick([4, 10, 30]),
+            adapters=self._adapters,
         )
 
     def _fault(self, job: Job, _: object) -> Exception | None:
@@ -149,6 +153,8 @@ class Chaos:
         }
         if self._model.kind is Kind.ENCODER_DECODER:
             return Client(audio=dice.randrange(4), prompt=(START, *text), **client)
+        if self._adapters and client["beams"] == 1:
+            client["adapter"] = dice.choice(["", "first", "second", "third"])
         images = tuple(dice.randrange(8) for _ in range(dice.choice([0, 1, 2, 3])))
         prompt = [START, *text]
         for _ in images:
@@ -166,11 +172,32 @@ class Chaos:
             self.ends[type(error).__name__] += 1
 
     async def _read(self, engine: Engine, client: Client) -> None:
+        if not client.adapter:
+            await self._read_tokens(engine, client)
+            return
+        supervisor = engine.inside.backend
+        assert isinstance(supervisor, Supervisor), "the device is one of this process"
+        try:
+            loaded = [await supervisor.load_adapter(client.adapter)]
+        except (RuntimeError, MemoryError) as error:  # the client of a load that fails gets the load's own error
+            if self._quiet:
+                raise
+            self.ends[type(error).__name__] += 1
+            return
+        try:
+            await self._read_tokens(engine, client, lambda: supervisor.unload_adapter(loaded.pop()))
+        finally:
+            for key in loaded:
+                supervisor.unload_adapter(key)
+
+    async def _read_tokens(self, engine: Engine, client: Client, begun: Callable[[], None] = lambda: None) -> None:
         true = true_tokens(client, self._model)
         got: tuple[int, ...] = ()
         request = request_of(client, self._model, engine.inside._new_id(None))
         async with engine.inside.follow(request, trio.current_time(), wait=True) as deltas:
             async for delta in deltas:
+                if delta.token_ids and not got:
+                    begun()
                 got += delta.token_ids
                 if got != true[: len(got)]:
                     raise WrongTokens(f"{client} got the tokens {got}, not {true}")
