@@ -23,7 +23,7 @@ from .gguf_folder import header_key
 from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of
 from .settings import read_json
 from .stored import StoredTensor
-from .unread import UnreadTensor
+from .unread import UnreadTensor, derived
 from .whisper_ggml import MAGIC as WHISPER
 from .whisper_ggml import read_model, whisper_name
 
@@ -74,8 +74,12 @@ class GgufTensor(StoredTensor):
     def block_kind(self) -> str | None:
         """The kind of the blocks; ``None``: the file has plain numbers, or this part is not made of whole rows."""
         whole = self.first % self.width == 0 and self.shape[-1:] == (self.width,)
-        changed = self.change is not None or self.columns is not None
-        return None if self.kind in PLAIN or changed or not whole else self.kind
+        return None if self.kind in PLAIN or self.change is not None or not whole else self.kind
+
+    @property
+    def input_order(self) -> Tensor | None:
+        """The input that each input of the blocks is, int32; ``None``: the same one."""
+        return None if self.columns is None else torch.from_numpy(np.argsort(self.columns).astype(np.int32))
 
     def blocks(self, start: int, stop: int) -> Tensor:
         """Returns the blocks of the rows from ``start`` to ``stop`` as uint8: [rows, bytes of a row]. All dimensions
@@ -154,12 +158,24 @@ def _rows_after_rows(parts: list[Tensor]) -> Tensor:
 
 def _interleaved(parts: list[Tensor]) -> Tensor:
     """Joins gates and other inputs of experts one after the other, as [experts, inputs, outputs]."""
-    made = torch.stack(parts, 2).flatten(1, 2)
-    return made.transpose(1, 2).contiguous() if made.dim() == 3 else made
+    first, second = parts
+    return derived(torch.cat([first, second], 1), _by_turns)
+
+
+def _by_turns(joined: Tensor) -> Tensor:
+    experts, outputs, *inputs = joined.shape
+    found = joined.new_empty(experts, *inputs, outputs)
+    rows = found.transpose(1, 2) if inputs else found
+    rows[:, ::2], rows[:, 1::2] = joined.chunk(2, 1)
+    return found
 
 
 def _turned_over(parts: list[Tensor]) -> Tensor:
     (part,) = parts
+    return derived(part, _turned)
+
+
+def _turned(part: Tensor) -> Tensor:
     return part.transpose(1, 2).contiguous()
 
 
@@ -167,7 +183,7 @@ def _in_order(parts: list[Tensor], order: Tensor) -> Tensor:
     joined = torch.cat(parts)
     if len(joined) != len(order):
         raise ValueError(f"{len(joined)} rows of {len(order)}")
-    return joined[order.to(joined.device)]
+    return derived(joined, lambda rows: rows[order.to(rows.device)], order)
 
 
 def _latent(parts: list[Tensor]) -> Tensor:
@@ -187,7 +203,7 @@ JOINS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 @frozen(eq=False, kw_only=True)
 class JoinedTensor(StoredTensor):
-    """A tensor that the file has in parts. Only where these are rows one after the other it can stay in blocks."""
+    """A tensor that the file has in parts. It stays in blocks if they are rows of it, or of what it is made of."""
 
     parts: tuple[GgufTensor, ...]
     join: Callable[[list[Tensor]], Tensor]
@@ -211,8 +227,21 @@ class JoinedTensor(StoredTensor):
         """Yields all decoded values at once."""
         yield self.join([one.read(torch.float32) for one in self.parts]).reshape(-1)
 
+    @property
+    def block_kind(self) -> str | None:
+        """The kind of the blocks of all parts, of experts perhaps the largest of several; ``None``: not in blocks."""
+        kinds = {one.block_kind: one.row for one in self.parts}
+        if None in kinds or self.join is _latent or (len(kinds) > 1 and len(self.shape) < 3):
+            return None
+        return max(kinds, key=lambda kind: kinds[kind])
+
+    @property
+    def turned(self) -> bool:
+        """True if inputs come before outputs, which are the rows of the blocks."""
+        return self.join in {_interleaved, _turned_over} and len(self.shape) == 3
+
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Returns the tensor in another dtype. Where rows are only put one after the other, they stay unread."""
+        """Returns the tensor in another dtype, unread where it may stay in blocks."""
         return self.join([one.to(device, dtype) for one in self.parts])
 
     def sample(self) -> Iterator[Tensor]:

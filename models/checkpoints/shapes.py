@@ -65,10 +65,12 @@ def joined(names: Iterable[str]) -> list[list[str]]:
 def _shape_of(name: str, stored: Any) -> StoredShape:
     """The shape of a tensor as it is held. Some experts are decoded: those of which two would share a panel, those with
     an order of inputs, and those in int8."""
-    kind, of_expert = getattr(stored, "block_kind", None), ".experts." in name
+    kind, of_expert, shape = getattr(stored, "block_kind", None), ".experts." in name, stored.shape
     ordered = getattr(stored, "input_order", None) is not None
-    if of_expert and (ordered or stored.shape[0] % _PANEL):
+    if kind is not None and getattr(stored, "turned", False):
+        shape = shape[0], shape[2], shape[1]
+    if of_expert and (ordered or shape[-2] % _PANEL):
         kind = None
     if isinstance(stored, QuantizedTensor) and stored.in_int8 and not of_expert:
-        return StoredShape(stored.shape, torch.int8, kind)
-    return StoredShape(stored.shape, getattr(stored, "narrowest", stored.dtype), kind)
+        return StoredShape(shape, torch.int8, kind)
+    return StoredShape(shape, getattr(stored, "narrowest", stored.dtype), kind)

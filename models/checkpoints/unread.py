@@ -40,7 +40,7 @@ class _Joined:
             return self.join is torch.stack
         return self.join is torch.cat and all(tensor.source.has_parts for tensor in self.tensors)
 
-    def part(self, index: int) -> StoredTensor | _Joined:
+    def part(self, index: int) -> StoredTensor | _Joined | _Derived:
         """Returns the values at ``index`` of the first dimension."""
         if self.dim == 0:
             return self.tensors[index].source
@@ -82,6 +82,43 @@ class _Joined:
             yield from tensor.source.sample()
 
 
+@frozen(eq=False)
+class _Derived:
+    """The values that ``make`` makes of those of ``tensor``."""
+
+    tensor: UnreadTensor
+    make: Callable[[Tensor], Tensor]
+    order: Tensor | None  # which of its rows each row is; None: other values
+    has_parts = False
+
+    def part(self, index: int) -> StoredTensor:
+        """Raises `NotImplementedError`."""
+        raise NotImplementedError(f"part {index} of values that are made of others")
+
+    def read(self, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
+        """Reads the values."""
+        return self.make(self.tensor.read())
+
+    @property
+    def block_kind(self) -> str | None:
+        """The kind of the blocks that `blocks` gives; ``None``: the rows are not those of the tensor."""
+        return None if self.order is None else self.tensor.block_kind
+
+    @property
+    def input_order(self) -> Tensor | None:
+        """The order of the inputs, as `StoredTensor.input_order`."""
+        return self.tensor.input_order
+
+    def blocks(self, start: int, stop: int) -> Tensor:
+        """Returns the blocks of some rows, as `GgufTensor.blocks` does."""
+        assert self.order is not None, "other values have no blocks"
+        return self.tensor.blocks_of(0, len(self.tensor))[self.order[start:stop]]
+
+    def sample(self) -> Iterator[Tensor]:
+        """Yields a few values of each stored tensor."""
+        return self.tensor.source.sample()
+
+
 class UnreadTensor(Tensor):
     """A tensor on the CPU whose values are read when something is computed with them, and kept from then on. Joins of
     such tensors are such tensors themselves.
@@ -90,7 +127,7 @@ class UnreadTensor(Tensor):
         kept: the values, if they have been read. Aliases share this list.
     """
 
-    source: StoredTensor | _Joined
+    source: StoredTensor | _Joined | _Derived
     kept: list[Tensor]
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -128,6 +165,11 @@ class UnreadTensor(Tensor):
         made: UnreadTensor = UnreadTensor(self.shape[1:], self.dtype, self.source.part(index))
         return made
 
+    @property
+    def derived_from(self) -> UnreadTensor | None:
+        """The tensor that `derived` made this one of; ``None``: it did not, or this one may have been changed."""
+        return self.source.tensor if isinstance(self.source, _Derived) and not self.kept else None
+
     def joined_rows(self) -> list[UnreadTensor]:
         """Returns the tensors that this one joins row by row, or this one alone."""
         own = self.source
@@ -143,7 +185,7 @@ class UnreadTensor(Tensor):
 
     def read_rows(self, start: int, stop: int) -> Tensor:
         """Returns the values from ``start`` to ``stop`` of the first dimension. They are read alone if they can be."""
-        if self.kept or isinstance(self.source, _Joined):
+        if self.kept or not isinstance(self.source, StoredTensor):
             return self._keep()[start:stop]
         rows = range(len(self))[start:stop]
         return self.source.cut(rows.start * prod(self.shape[1:]), (len(rows), *self.shape[1:])).read(self.dtype)
@@ -164,6 +206,16 @@ class UnreadTensor(Tensor):
             return cls(shape, first[0].dtype, _Joined(_JOINS[func], list(first), dim % len(shape)))
         args, kwargs = tree_map_only(cls, cls._keep, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def derived(tensor: Tensor, make: Callable[[Tensor], Tensor], order: Tensor | None = None) -> Tensor:
+    """Returns what ``make`` makes of a tensor, unread if that is. With an ``order``, which of its rows each row is, the
+    rows may stay in their blocks."""
+    if not isinstance(tensor, UnreadTensor):
+        return make(tensor)
+    shape = make(torch.empty(tensor.shape, device="meta", dtype=tensor.dtype)).shape
+    found: Tensor = UnreadTensor(shape, tensor.dtype, _Derived(tensor, make, order))
+    return found
 
 
 def read_all(module: nn.Module) -> None:

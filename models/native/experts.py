@@ -39,10 +39,12 @@ class PackedExperts(nn.Module):
         for part, name in zip(("widen", "narrow"), _names_of(experts), strict=True):
             weights, bias = getattr(experts, name).detach(), getattr(experts, f"{name}_bias", None)
             delattr(experts, name)
-            if self.limit is not None:
-                weights = weights.transpose(1, 2)
             if self.limit is not None and part == "widen":
-                weights, bias = _gates_first(weights), None if bias is None else _gates_first(bias)
+                bias = None if bias is None else _gates_first(bias)
+            if self.limit is not None:
+                rows = getattr(weights, "derived_from", None)  # of a GGUF file, in which gates come first
+                weights = weights.transpose(1, 2) if rows is None else rows
+                weights = _gates_first(weights) if rows is None and part == "widen" else weights
             panels = _in_blocks(weights, bias, planes=1 if int8 else 2)
             panels = panels or Panels.of_each(weights, bias=bias, dtype=torch.int8 if int8 else None)
             setattr(self, part, PackedLinear(panels, 0, weights.shape[1], apart=panels.outputs // len(weights)))

@@ -61,13 +61,13 @@ def write_converted(
     *,
     more: Callable[[Any, Any], None] = lambda writer, config: None,
     words: Mapping[str, Any] = {},
-    packed: Mapping[str, Any] = {},
+    packed: Mapping[str, tuple[str, Any]] = {},
     left_out: str = "blk.-",
 ) -> Path:
     """Writes ``parts``: weights by the names that the package ``gguf`` has names for, or by its own (``blk. ...``).
 
     Args:
-        packed: blocks in MXFP4 in place of the weights of their names.
+        packed: blocks of a kind in place of the weights of their names.
         left_out: how names begin that are not written.
     """
     writer = gguf.GGUFWriter(path, architecture)
@@ -80,7 +80,8 @@ def write_converted(
         found = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))
         assert found is not None, name
         if found in packed:
-            writer.add_tensor(found, packed[found], raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+            kind, blocks = packed[found]
+            writer.add_tensor(found, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
         elif not found.startswith(left_out):
             writer.add_tensor(found, weight.detach().contiguous().numpy())
     writer.write_header_to_file()

@@ -9,7 +9,9 @@ import gguf
 import pytest
 import torch
 
+from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError
+from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.checkpoints.files import resolve
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
 from triolet.models.checkpoints.loading import load_module
@@ -296,19 +298,69 @@ def test_the_engine_writes_the_tokens_of_the_model_that_was_converted(name, tmp_
     assert together[1] == driver.run(jobs[1])[0].tokens
 
 
-def test_experts_of_four_bits_are_what_the_blocks_say(tmp_path):
-    """gpt-oss has them in MXFP4: gates, and what they gate, in matrices of their own."""
+def kinds_of(*linears: Any) -> list[set[str]]:
+    return [{one.kind for one in linear.sections} for linear in linears]
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("values", ["MXFP4", "Q8_0"])
+def test_experts_of_four_bits_stay_in_their_blocks(values, tmp_path, open_driver):
+    """gpt-oss has them in MXFP4: gates, and what they gate, in matrices of their own. They may differ in kind."""
     config, model, changes, parts, more = MODELS["gpt-oss"]
     made = tiny(config, model, **SMALL | changes)
-    experts = made.model.layers[0].mlp.experts
-    blocks = {name: random_blocks("MXFP4", 4 * 96, 64, seed) for seed, name in enumerate(("gate", "up"))}
-    for offset, one in enumerate(blocks.values()):
-        decoded = torch.from_numpy(gguf.quants.dequantize(one, gguf.GGMLQuantizationType.MXFP4)).view(4, 96, 64)
-        experts.gate_up_proj.data[:, :, offset::2] = decoded.transpose(1, 2)
-    packed = {f"blk.0.ffn_{name}_exps.weight": one.reshape(4, 96, -1) for name, one in blocks.items()}
+    packed: dict[str, Any] = {}
+    for layer, one in enumerate(made.model.layers):
+        shapes = {"gate": ("MXFP4", 96, 64), "up": (values, 96, 64), "down": ("MXFP4", 64, 96)}
+        for seed, (name, (kind, outputs, inputs)) in enumerate(shapes.items()):
+            blocks = random_blocks(kind, 4 * outputs, inputs, seed + 3 * layer)
+            decoded = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]))
+            decoded = decoded.view(4, outputs, inputs).transpose(1, 2)
+            if name == "down":
+                one.mlp.experts.down_proj.data[:] = decoded
+            else:
+                one.mlp.experts.gate_up_proj.data[:, :, name == "up" :: 2] = decoded
+            packed[f"blk.{layer}.ffn_{name}_exps.weight"] = kind, blocks.reshape(4, outputs, -1)
     path = write_converted(tmp_path / "m.gguf", "gpt-oss", made, parts(made), more=more, packed=packed)
     found = load_module(model, resolve(path), torch.float32)
-    assert torch.equal(found.model.layers[0].mlp.experts.gate_up_proj, experts.gate_up_proj)
+    for name, weight in made.model.layers[0].mlp.experts.named_parameters():
+        assert torch.equal(getattr(found.model.layers[0].mlp.experts, name), weight)
+    driver = open_driver(path, dtype="float32")
+    jobs = [Job(prompt=tuple(range(4, 4 + length)), max_tokens=8) for length in (3, 17)]
+    together = [one.tokens for one in driver.run(*jobs)]
+    assert together == [generate(made, job.prompt, job.max_tokens) for job in jobs]
+    assert together[1] == driver.run(jobs[1])[0].tokens
+    experts = driver.executor._open.parts.model.module.model.layers[1].mlp.experts
+    assert kinds_of(experts.widen, experts.narrow) == [{"MXFP4", values}, {"MXFP4"}]
+    settings = EngineConfig(device="cpu", threads=1, dtype="float32")
+    thought, held = estimate(resolve(path), settings), driver.executor.memory().by_owner
+    assert abs(thought.by_owner["weights"] - ODDS - held["weights"]) < (10_000 if values == "MXFP4" else 40_000)
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("name", ["qwen3next", "qwen35"])
+def test_rows_and_columns_that_the_converter_moved_stay_in_their_blocks(name, tmp_path, open_driver):
+    """Rows of one matrix that it made two of, and columns that it moved by heads."""
+    config, model, changes, parts, more = MODELS[name]
+    made = tiny(config, model, **SMALL | changes)
+    leaves, packed = ("attn_qkv", "attn_gate", "ssm_out", "ssm_ba", "ssm_beta", "ssm_alpha"), dict[str, Any]()
+    plain, kind = dict(parts(made)), gguf.GGMLQuantizationType.Q8_0
+    names = gguf.get_tensor_name_map(
+        next(one for one, own in gguf.MODEL_ARCH_NAMES.items() if own == name), made.config.num_hidden_layers
+    )
+    for own, weight in plain.items():
+        found = own if own.startswith("blk.") else str(names.get_name(own, (".weight", ".bias")))
+        if any(f".{leaf}.weight" in found for leaf in leaves):
+            packed[found] = "Q8_0", gguf.quants.quantize(weight.detach().contiguous().numpy(), kind)
+    path = write_converted(tmp_path / "m.gguf", name, made, parts(made), more=more, packed=packed)
+    told = load_module(model, resolve(path), torch.float32)
+    driver = open_driver(path, dtype="float32")
+    job = Job(prompt=tuple(range(4, 21)), max_tokens=8)
+    assert driver.run(job)[0].tokens == generate(told, job.prompt, job.max_tokens)
+    thought = estimate(resolve(path), EngineConfig(device="cpu", threads=1, dtype="float32")).by_owner["weights"]
+    assert abs(thought - ODDS - driver.executor.memory().by_owner["weights"]) < 10_000
+    mixer = driver.executor._open.parts.model.module.model.layers[0].linear_attn
+    enter = mixer.in_proj_qkvz if name == "qwen3next" else mixer.in_proj_qkv
+    assert kinds_of(enter, mixer.out_proj) == [{"Q8_0"}] * 2
 
 
 @pytest.mark.parametrize(
