@@ -487,7 +487,7 @@ class ModuleBlueprint(Blueprint):
 
     def has_passed(self, *computed: object) -> bool:
         """Returns whether `compare_once` would call nothing."""
-        return self._key(*computed) in PassedComparisons.of_user().passed()
+        return PassedComparisons.of_user().has(self._key(*computed))
 
     def _key(self, *computed: object) -> str:
         settings = (self.config.quantization, self.kv_dtype, *computed)

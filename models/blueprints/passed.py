@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -21,26 +23,28 @@ _KEPT = 200  # the number of latest comparisons to keep
 
 @frozen
 class PassedComparisons:
-    """The keys of the comparisons that were passed."""
+    """The comparisons that were passed: a file for each, so that two processes may add theirs at the same time."""
 
-    file: CacheFile
+    folder: Path
 
     @classmethod
     def of_user(cls) -> PassedComparisons:
         """Opens the comparisons that engines of this user have passed."""
-        return cls(CacheFile.of_user("comparisons.json"))
+        return cls(CacheFile.of_user("comparisons").path)
 
     def once(self, key: str, prove: Callable[[], None]) -> None:
         """Calls ``prove`` unless an earlier call under this ``key`` returned without an error."""
-        if key in self.passed():
+        if self.has(key):
             return
         prove()
-        self.file.write({"passed": [*self.passed(), key][-_KEPT:]})
+        CacheFile(self.folder / key).write({})
+        with suppress(OSError):  # another process may remove them, too
+            for old in sorted(self.folder.iterdir(), key=os.path.getmtime)[:-_KEPT]:
+                old.unlink()
 
-    def passed(self) -> list[str]:
-        """Returns the keys, the latest last."""
-        passed = self.file.read().get("passed")
-        return passed if isinstance(passed, list) else []
+    def has(self, key: str) -> bool:
+        """True if the comparison was passed."""
+        return os.path.isfile(self.folder / key)
 
 
 def comparison_key(

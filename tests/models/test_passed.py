@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -13,7 +14,6 @@ from triolet.core.errors import UnsupportedModel
 from triolet.models.blueprints import blueprint, passed
 from triolet.models.blueprints.passed import PassedComparisons, comparison_key
 from triolet.models.executor import TorchExecutor
-from triolet.models.machine.cache import CacheFile
 
 from ..checkpoints.checkpoints import rewrite
 from ..checkpoints.families import make_checkpoint
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_compared_once(tried, tmp_path):
 
 
 def test_what_was_refused_is_tried_again(tmp_path):
-    passed_ones = PassedComparisons(CacheFile(tmp_path / "comparisons.json"))
+    passed_ones = PassedComparisons(tmp_path / "comparisons")
 
     def refuse():
         raise UnsupportedModel("it differs")
@@ -73,13 +73,32 @@ def test_what_was_refused_is_tried_again(tmp_path):
     assert called == [1]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"passed": 7}'])
-def test_a_file_that_nobody_can_follow_is_replaced(tmp_path, text):
-    (tmp_path / "comparisons.json").write_text(text)
-    passed_ones, called = PassedComparisons(CacheFile(tmp_path / "comparisons.json")), []
-    passed_ones.once("key", lambda: called.append(1))
-    passed_ones.once("key", lambda: called.append(2))
-    assert called == [1]
+def test_what_another_process_passes_meanwhile_is_kept(tmp_path):
+    """Two that compare at the same time both note it."""
+    ours, theirs, called = PassedComparisons(tmp_path), PassedComparisons(tmp_path), []
+    ours.once("one", lambda: theirs.once("two", lambda: called.append("two")))
+    for each in (ours, theirs):
+        each.once("one", lambda: called.append("one again"))
+        each.once("two", lambda: called.append("two again"))
+    assert called == ["two"]
+
+
+def test_the_latest_comparisons_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(passed, "_KEPT", 2)
+    passed_ones = PassedComparisons(tmp_path)
+    for place, key in enumerate(("one", "two", "three")):
+        passed_ones.once(key, lambda: None)
+        os.utime(tmp_path / key, (place, place))
+    passed_ones.once("four", lambda: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["four", "three"]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    called = []
+    for _ in range(2):
+        PassedComparisons(tmp_path / "file").once("key", lambda: called.append(1))
+    assert called == [1, 1]
 
 
 def test_a_key_is_of_all_that_matters(monkeypatch):

@@ -100,7 +100,7 @@ def test_the_comparison_refuses_a_wrong_state_cut_or_head(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, broken: Broken
 ) -> None:
     owner, name, change = broken
-    monkeypatch.setattr(PassedComparisons, "passed", lambda _: [])
+    monkeypatch.setattr(PassedComparisons, "has", lambda *_: False)
     monkeypatch.setattr(owner, name, change(vars(owner)[name]))
     executor = TorchExecutor(folders[kind], CONFIG)
     wrong = "computes other numbers by the native library than by transformers|cannot be computed by the native library"
@@ -113,7 +113,7 @@ def test_the_comparison_refuses_a_wrong_state_cut_or_head(
 def test_the_comparison_is_passed_by_what_is_right(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(PassedComparisons, "passed", lambda _: [])
+    monkeypatch.setattr(PassedComparisons, "has", lambda *_: False)
     for config in (CONFIG, evolve(CONFIG, quantization="int8"), evolve(CONFIG, dtype="bfloat16")):
         executor = TorchExecutor(folders[kind], config)
         executor.open()
@@ -125,7 +125,7 @@ def test_an_engine_that_opens_does_not_advise_packages_that_it_does_not_use(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Transformers warns once in a process that its own functions are slow, which only the comparison calls."""
-    monkeypatch.setattr(PassedComparisons, "passed", lambda _: [])
+    monkeypatch.setattr(PassedComparisons, "has", lambda *_: False)
     library, told = transformers.utils.logging, list[logging.LogRecord]()
     own, handler = library.get_verbosity(), logging.Handler()
     monkeypatch.setattr(handler, "emit", told.append)
