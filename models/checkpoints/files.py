@@ -5,6 +5,7 @@ Nothing here needs torch or transformers, so a wrong folder is refused at once.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 from ...core.errors import CheckpointError, UnsupportedModel
 from .ctranslate2_file import MODEL
 from .ctranslate2_whisper import Converted
+from .gguf_file import split_files
 from .gguf_folder import NOTE, gguf_within, is_gguf, ollama_file, settings_folder
 from .settings import read_json
 
@@ -101,7 +103,8 @@ def is_here(model: str | Path) -> bool:
 
 
 def folder_here(model: str | Path) -> Path | None:
-    """Returns the folder of the checkpoint ``model``, if `is_here`. Files of one in the hub's cache may be missing."""
+    """Returns the folder of the checkpoint ``model``, if `is_here`. Files of one in the hub's cache may be missing, but
+    no part of a GGUF file."""
     from huggingface_hub import try_to_load_from_cache
 
     folder = local_folder(model)
@@ -111,7 +114,10 @@ def folder_here(model: str | Path) -> Path | None:
     found = try_to_load_from_cache(*named.groups()) if named else try_to_load_from_cache(str(model), "config.json")
     if not isinstance(found, str):
         return None
-    return settings_folder(Path(found)) if named else Path(found).parent
+    if named is None:
+        return Path(found).parent
+    whole = all(map(os.path.isfile, split_files(Path(found), here=False)))
+    return settings_folder(Path(found)) if whole else None
 
 
 def converses(folder: Path) -> bool:
@@ -174,7 +180,7 @@ def _download(repository: str, file: str | None) -> Path:
         return Path(snapshot_download(repository, allow_patterns=list(patterns)))
 
     if file is not None:
-        return fetch(_PART.sub("-*-of-", file))
+        return fetch(_PART.sub("-*-of-", glob.escape(file)))
     folder = fetch(*_SHARDS)
     if any((folder / weights).is_file() for weights in _WEIGHTS[:2]):
         return folder

@@ -279,8 +279,11 @@ def kind_of(path: Path, name: str, number: int) -> tuple[str, int, int]:
     return (kind.name, *GGML_QUANT_SIZES[kind])
 
 
-def split_files(path: Path) -> tuple[Path, ...]:
+def split_files(path: Path, *, here: bool = True) -> tuple[Path, ...]:
     """Returns all files of the model, of which ``path`` may be one part (``-00001-of-00003.gguf``).
+
+    Args:
+        here: all parts must be there.
 
     Raises:
         CheckpointError: a part is missing.
@@ -293,7 +296,7 @@ def split_files(path: Path) -> tuple[Path, ...]:
         raise CheckpointError(f"{path} has a number that none of {count} parts has; download it again")
     files = [path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     missing = [file.name for file in files if not file.is_file()]
-    if missing:
+    if missing and here:
         raise CheckpointError(f"{path.parent} lacks {', '.join(missing[:3])}, parts of {path.name}; download them too")
     return tuple(files)
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4TextConfig, WhisperForConditionalGeneration
 
@@ -430,6 +431,20 @@ def test_a_hub_id_is_fetched_without_needless_files(tmp_path, monkeypatch, pickl
     assert resolve("someone/whisper") == tmp_path
     assert len(asked) == (2 if pickled else 1)
     assert not any("bin" in pattern for pattern in asked[0])
+
+
+def test_a_file_on_the_hub_may_have_the_signs_of_patterns_in_its_name(tmp_path, monkeypatch):
+    files, asked = ["a[1]-00001-of-00002.gguf", "a[1]-00002-of-00002.gguf", "a1-00001-of-00002.gguf"], []
+
+    def download(name, allow_patterns):
+        asked.extend(filter_repo_objects(files, allow_patterns=allow_patterns))
+        (tmp_path / files[0]).write_bytes(b"GGUF")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(CheckpointError, match=r"lacks a\[1\]-00002-of-00002.gguf"):
+        resolve(f"me/files/{files[0]}")
+    assert asked == files[:2]
 
 
 @pytest.mark.real_time

@@ -18,6 +18,7 @@ from attrs import evolve
 from torch import nn
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
+from triolet.models.checkpoints.files import folder_here, resolve
 from triolet.models.checkpoints.gguf_file import Header, read_gguf, read_split
 from triolet.models.checkpoints.gguf_folder import settings_folder
 from triolet.models.checkpoints.gguf_models import read_gguf_config
@@ -192,6 +193,24 @@ def test_a_missing_part_is_named(tmp_path):
     first = first.rename(tmp_path / "renamed.gguf")
     with pytest.raises(CheckpointError, match="says that it is part 0 of 2"):
         read_split(first)
+
+
+def test_a_model_of_which_the_cache_of_the_hub_lacks_parts_is_not_here(tmp_path, monkeypatch):
+    """So it is downloaded. Without a network the parts that are missing are named."""
+    place = tmp_path / "models--me--files"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(place / "snapshots" / "a"))
+    for folder in ("refs", "snapshots/a"):
+        (place / folder).mkdir(parents=True)
+    (place / "refs" / "main").write_text("a")
+    first, second = parts_of(place / "snapshots" / "a")
+    name = f"me/files/{first.name}"
+    with pytest.raises(CheckpointError, match="has context_length=None"):  # which is read of whole models alone
+        folder_here(name)
+    second.unlink()
+    assert folder_here(name) is None
+    with pytest.raises(CheckpointError, match=r"lacks m-00002-of-00002.gguf, parts of m-00001"):
+        resolve(name)
 
 
 def test_a_file_that_becomes_shorter_is_told(whole, tmp_path):
