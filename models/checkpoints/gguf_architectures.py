@@ -337,6 +337,9 @@ ARCHITECTURES: Final = {
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", _EXPERTS),
     "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _EXPERTS, more=lambda _: {"norm_topk_prob": True}),
+    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM"),  # in a text the three positions of a token are one
+    "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "qwen3vlmoe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _EXPERTS, more=lambda _: {"norm_topk_prob": True}),
     "gemma": Architecture("gemma", "GemmaForCausalLM", raised=True),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _SANDWICHED, _RMS | _CAPS, more=_gemma2, raised=True),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _SANDWICHED, _RMS | _CAPS, more=_gemma3, raised=True),

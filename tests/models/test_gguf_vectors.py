@@ -17,7 +17,7 @@ from triolet.models.checkpoints.gguf_folder import settings_folder
 from triolet.models.checkpoints.loading import read_tokenizer
 
 from ..checkpoints.checkpoints import classes
-from ..checkpoints.gguf_converted import bert, gemma_embedding, named, nomic_bert, write_converted
+from ..checkpoints.gguf_converted import bert, gemma_embedding, named, nomic_bert, stacked, write_converted
 from ..checkpoints.gguf_files import tiny, write_gguf
 from .texts import Job, noise
 
@@ -41,6 +41,14 @@ def windowed(writer: Any, config: Any) -> None:
     writer.add_sliding_window(2 * (config.sliding_window - 1))
 
 
+def experts(writer: Any, config: Any) -> None:
+    heads(writer, config)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32}
 HEADED = {"head_dim": 32, "num_hidden_layers": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
@@ -55,19 +63,31 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
         {},
     ),
     "qwen3": ("Qwen3Config", "Qwen3Model", HEADED, named, heads, {}),
+    "qwen2vl": ("Qwen2VLTextConfig", "Qwen2VLTextModel", {"rope_parameters": SECTIONS}, named, None, {}),
+    "qwen3vl": (
+        *("Qwen3VLTextConfig", "Qwen3VLTextModel"),
+        {"head_dim": 16, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
+        *(named, heads, {}),
+    ),
+    "qwen3vlmoe": (
+        *("Qwen3VLMoeTextConfig", "Qwen3VLMoeTextModel"),
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        *(lambda model: stacked(model, {"layers.": "model.layers."}), experts, {}),
+    ),
 }
-POOLINGS = {"bert": "cls", "nomic-bert": "mean", "eurobert": "mean", "gemma-embedding": "mean", "qwen3": "last"}
+POOLINGS = {"bert": "cls", "nomic-bert": "mean", "eurobert": "mean", "gemma-embedding": "mean"}
 
 
 @pytest.mark.parametrize("architecture", MODELS)
 def test_vectors_are_those_of_the_model_that_was_converted(architecture, tmp_path, open_driver):
     config, model, changes, parts, more, words = MODELS[architecture]
     made = tiny(config, model, **SMALL | changes)
-    kind = POOLINGS[architecture]
+    decodes = architecture.startswith("qwen")
+    kind = "last" if decodes else POOLINGS[architecture]
 
     def told(writer: Any, config: Any) -> None:
         writer.add_pooling_type(gguf.PoolingType[kind.upper()])
-        if architecture != "qwen3":
+        if not decodes:
             writer.add_causal_attention(False)
         if more is not None:
             more(writer, config)
