@@ -84,6 +84,12 @@ _NOMIC_BERT = _BERT | pairs(
     "attn_output_norm=post_attention_layernorm ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj ffn_down=mlp.down_proj "
     "layer_output_norm=post_mlp_layernorm"
 )
+_JINA_BERT = _NOMIC_BERT | pairs("ffn_up=mlp.fc1 ffn_down=mlp.fc2")
+_MODERN_BERT = pairs(
+    "token_embd.weight=embeddings.tok_embeddings.weight token_embd_norm.weight=embeddings.norm.weight "
+    "output_norm.weight=final_norm.weight attn_norm=attn_norm attn_qkv=attn.Wqkv attn_output=attn.Wo "
+    "ffn_norm=mlp_norm ffn_up=mlp.Wi ffn_down=mlp.Wo"
+)
 _GLM4 = pairs("post_attention_norm=post_self_attn_layernorm ffn_up=mlp.gate_up_proj post_ffw_norm=post_mlp_layernorm")
 _PHI2 = pairs(
     "attn_output=self_attn.dense ffn_up=mlp.fc1 ffn_down=mlp.fc2 output_norm.weight=model.final_layernorm.weight "
@@ -180,13 +186,13 @@ def _lfm2_moe(told: Told) -> dict[str, Any]:
     return _lfm2(told) | {"use_expert_bias": any("exp_probs_b" in name for name in told.file.tensors)}
 
 
-def _windows(told: Told) -> dict[str, Any]:
-    """Returns which layers have a window: those that the file lists, or all but each fourth."""
+def _windows(told: Told, usual: int = 4, before: int = 1) -> dict[str, Any]:
+    """Returns which layers have a window: those that the file lists, or all but each n-th, counted from ``before``."""
     if not told.get("attention.sliding_window"):
         return {"sliding_window": None}
     every = told.get(_PATTERN)
     plain = every is None or isinstance(every, int)
-    near = [(one + 1) % (every or 4) for one in range(told.layers)] if plain else told.each(_PATTERN)
+    near = [(one + before) % (every or usual) for one in range(told.layers)] if plain else told.each(_PATTERN)
     return {"layer_types": ["sliding_attention" if one else "full_attention" for one in near[: told.layers]]}
 
 
@@ -306,8 +312,17 @@ def _delta(told: Told) -> dict[str, Any]:
 
 
 def _bert(told: Told) -> dict[str, Any]:
-    kinds = told.file.tensors.get("token_types.weight")
-    return {} if kinds is None else {"type_vocab_size": kinds.shape[0]}
+    """RoBERTa and XLM-R are BERT here: the rows of positions that they do not use are cut off."""
+    tables = {"type_vocab_size": "token_types.weight", "max_position_embeddings": "position_embd.weight"}
+    return {size: told.file.tensors[name].shape[0] for size, name in tables.items() if told.has(name)}
+
+
+def _modern_bert(told: Told) -> dict[str, Any]:
+    near = {"rope_type": "default", "rope_theta": told.real("rope.freq_base_swa", 10_000.0)}
+    made: dict[str, Any] = {"rope_parameters": {"full_attention": rope(told), "sliding_attention": near}}
+    made |= {"hidden_activation": told.only("hidden_activation", "gelu", "silu", None) or "gelu"}
+    windows = _windows(told, usual=3, before=0)
+    return made | {"layer_types": windows.get("layer_types", ["full_attention"] * told.layers)}
 
 
 @frozen
@@ -405,6 +420,17 @@ ARCHITECTURES: Final = {
     "bert": Architecture("bert", "BertModel", _BERT, {_MEAN: "layer_norm_eps"}, more=_bert, layers="encoder.layer"),
     "nomic-bert": Architecture(
         *("nomic_bert", "NomicBertModel", _NOMIC_BERT, {_MEAN: "layer_norm_eps"}), more=_bert, layers="layers"
+    ),
+    "jina-bert-v3": Architecture(
+        *("jina_embeddings_v3", "JinaEmbeddingsV3Model", _JINA_BERT, {_MEAN: "layer_norm_eps"}),
+        more=_bert,
+        layers="layers",
+    ),
+    "modern-bert": Architecture(
+        *("modernbert", "ModernBertModel", _MODERN_BERT, {_MEAN: "norm_eps"}),
+        more=_modern_bert,
+        sizes={"attention.sliding_window": "local_attention"},
+        layers="layers",
     ),
     "eurobert": Architecture("eurobert", "EuroBertModel"),
     "gemma-embedding": Architecture(

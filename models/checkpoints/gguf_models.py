@@ -65,6 +65,8 @@ def name_of(file: GgufFile, tensor: str) -> str | None:
     Raises:
         UnsupportedModel: the model has no such tensor.
     """
+    if tensor.startswith("cls.") and architecture_of(file).encodes:  # the head of a model that fills gaps
+        return None
     kind, parts = architecture_of(file), _BLOCK.fullmatch(tensor)
     if tensor in _TABLES or (tensor == "output.weight" and pooling_of(file)):
         return None

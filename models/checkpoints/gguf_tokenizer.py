@@ -7,8 +7,10 @@ a row of `_CUTS`; a file with another is refused, since other cuts give other to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, Final
 
+import numpy as np
 from attrs import define, field
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -17,6 +19,7 @@ from ...core.model import Lengths
 from .gguf_file import GgufFile
 from .settings import is_integer
 
+_MISSING = 2  # the type of the token for unknown words
 _CONTROL, _OWN = 3, 4  # types of tokens: special ones, and those that their makers added to the vocabulary
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,10 +51,11 @@ _CUTS: Final[dict[str, str | tuple[str, ...]]] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
     "tekken": _TEKKEN,
     "qwen35": _QWEN35,
+    **dict.fromkeys(("modern-bert", "roberta-bpe"), _GPT2),
 }
 _WHOLE_FIRST = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
 """Rules under which a piece that is a token is not merged of others; such vocabularies begin texts with BOS."""
-_COMPOSED = {"qwen2", "deepseek-r1-qwen", "megrez", "qwen35"}
+_COMPOSED = {"qwen2", "deepseek-r1-qwen", "megrez", "qwen35", "modern-bert"}
 _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
     *(
         "<|eot_id|>",
@@ -131,8 +135,10 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
     elif kind == "bert":
         tokens = _word_pieces(tokens, types)
         made = _of_word_pieces(file, tokens)
+    elif kind == "t5":
+        made = _unigram(file, tokens, types)
     else:
-        raise UnsupportedModel(f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2, llama and bert")
+        raise UnsupportedModel(f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2, llama, bert and t5")
     added = [
         AddedToken(text, normalized=False, special=one == _CONTROL)
         for text, one in zip(tokens, types, strict=False)
@@ -144,7 +150,7 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
         places = {"bos": ("cls", _CLASS), "eos": ("seperator", _SEPARATOR)}
         named |= {one: _token(file, tokens, name) or made.token_to_id(text) for one, (name, text) in places.items()}
     begins = file.settings.get("tokenizer.ggml.add_bos_token", kind in {"llama", "bert"} or cut in _WHOLE_FIRST)
-    ends = file.settings.get("tokenizer.ggml.add_eos_token", kind == "bert")
+    ends = file.settings.get("tokenizer.ggml.add_eos_token", kind in {"bert", "t5"})
     around = [named["bos"]] if begins else [], [named["eos"]] if ends else []
     if None in (*around[0], *around[1]):
         raise CheckpointError(f"{file.path} says that texts begin or end with a token, but not with which")
@@ -202,11 +208,8 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
 
 def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     """A vocabulary of SentencePiece. It has no merges: the pair whose token has the best score is merged first."""
-    scores = file.listed("tokenizer.ggml.scores")
-    if _is_gemma(file):  # its scores are of another order than its merges
-        scores = [-float(index) for index in range(len(tokens))]
-    if len(scores) != len(tokens) or not all(isinstance(one, int | float) for one in scores):
-        raise CheckpointError(f"{file.path} has {len(tokens)} tokens with {len(scores)} scores; download it again")
+    places = [-float(index) for index in range(len(tokens))]
+    scores = places if _is_gemma(file) else _scores(file, tokens)  # Gemma's are of another order than its merges
     if (longest := max(map(len, tokens))) > _LONGEST:
         raise CheckpointError(
             f"{file.path} has a token of {longest} characters; allowed: {_LONGEST}. Download it again"
@@ -226,6 +229,56 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefixed else parts)
     return made
+
+
+def _scores(file: GgufFile, tokens: Sequence[str]) -> list[Any]:
+    scores = file.listed("tokenizer.ggml.scores")
+    if len(scores) != len(tokens) or not all(isinstance(one, int | float) and isfinite(one) for one in scores):
+        raise CheckpointError(f"{file.path} has {len(tokens)} tokens with {len(scores)} scores; download it again")
+    return scores
+
+
+def _unigram(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
+    """A vocabulary of XLM-R: a word is cut where the sum of the scores is best."""
+    unknown = _token(file, tokens, "unknown")
+    unknown = types.index(_MISSING) if unknown is None and _MISSING in types else unknown
+    letters = file.listed("tokenizer.ggml.precompiled_charsmap")
+    table = bytes(one & 0xFF for one in letters if is_integer(one))
+    if unknown is None or len(table) != len(letters) or not _is_sound(table):
+        told = "no token for unknown words" if unknown is None else "a damaged table of letters (precompiled_charsmap)"
+        raise CheckpointError(f"{file.path} has {told}; download it again")
+    try:
+        made = Tokenizer(models.Unigram(list(zip(tokens, _scores(file, tokens), strict=True)), unknown))
+    except Exception as error:  # the library raises Exception itself
+        raise CheckpointError(f"the vocabulary of {file.path} is damaged: {error}; download it again") from error
+    if table:
+        made.normalizer = normalizers.Precompiled(table)
+    scheme = "always" if file.settings.get("tokenizer.ggml.add_space_prefix", True) else "never"
+    spaced = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaced])
+    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return made
+
+
+def _is_sound(table: bytes) -> bool:
+    """True if SentencePiece's table of letters can be followed: it has the bytes of its trie, and then texts. The
+    library would panic at a place that the table does not have."""
+    if not table:
+        return True
+    size, texts = int.from_bytes(table[:4], "little"), np.frombuffer(table, np.uint8)[4:]
+    if len(table) < 4 or size % 4 or not 0 < size <= len(texts):
+        return False
+    units, texts = np.frombuffer(table[4 : 4 + size], "<u4").astype(np.int64), texts[size:]
+    inner = units < 1 << 31
+    below = np.arange(len(units)) ^ (units >> 10 << ((units & 512) >> 6))
+    if (below[inner] | 255).max(initial=0) >= len(units):
+        return False
+    places = units[below[inner & (units & 256 != 0)]] & ((1 << 31) - 1)
+    try:
+        bytes(texts).decode()
+    except UnicodeDecodeError:
+        return False
+    return bool(places.max(initial=0) < len(texts)) and bool((texts[places] & 0xC0 != 0x80).all())
 
 
 def _word_pieces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:

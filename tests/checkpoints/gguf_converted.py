@@ -36,15 +36,38 @@ def bert(model: Any) -> Parts:
     return ((name, weight) for name, weight in named(model) if "pooler" not in name)
 
 
+def roberta(model: Any) -> Parts:
+    """``XLMRobertaModel``: without the rows of positions for padding."""
+    before = model.config.pad_token_id + 1
+    return ((name, weight[before:] if "position_emb" in name else weight) for name, weight in bert(model))
+
+
+def jina_bert(model: Any) -> Parts:
+    """``XLMRobertaModel`` with adapters, which are files of their own."""
+    names = {"post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2", "self_attn.o_proj": "mixer.out_proj"}
+    names |= {"layers.": "encoder.layers.", "embeddings.LayerNorm": "emb_ln"}
+    return fused({name: one for name, one in named(model, names) if "pooler" not in name}, "mixer")
+
+
+def modern_bert(model: Any) -> Parts:
+    """``ModernBertModel``; with the head of ``ModernBertForMaskedLM``, which makes no vectors."""
+    yield from named(model)
+    yield "head.dense.weight", torch.zeros(64, 64)
+
+
 def nomic_bert(model: Any) -> Parts:
     """``NomicBertModel``: a checkpoint with one matrix for queries, keys and values, and norms by number."""
     names = {"layers.": "encoder.layers.", "post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2"}
     names |= {"self_attn.o_proj": "attn.out_proj", "up_proj": "fc11", "gate_proj": "fc12", "down_proj": "fc2"}
     names |= {"embeddings.LayerNorm": "emb_ln"}
-    weights = dict(named(model, names))
+    return fused(dict(named(model, names)), "attn")
+
+
+def fused(weights: dict[str, Any], part: str) -> Parts:
+    """The weights with one matrix for queries, keys and values."""
     for name in [name for name in weights if ".q_proj." in name]:
         several = [weights.pop(name.replace("q_proj", one)) for one in ("q_proj", "k_proj", "v_proj")]
-        weights[name.replace("self_attn.q_proj", "attn.Wqkv")] = torch.cat(several)
+        weights[name.replace("self_attn.q_proj", f"{part}.Wqkv")] = torch.cat(several)
     return iter(weights.items())
 
 

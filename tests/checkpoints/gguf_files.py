@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_N
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ4_NL": (0,)}  # where float16 scales lie
 NORMS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 TURNED = {"llama", "smollm3", "granite"}
-MEANS = {"phi2", "cohere2", "command-r", "stablelm", "starcoder2", "bert", "nomic-bert"}
+MEANS = {"phi2", "cohere2", "command-r", "stablelm", "starcoder2", "bert", "nomic-bert", "jina-bert-v3"}
 RAISED = {"gemma", "gemma2", "gemma3", "nemotron"}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 SIZES = {
@@ -70,8 +71,8 @@ def add_words(
 ) -> None:
     """Adds a vocabulary: the bytes, two merges, and special tokens that fill it up; or ``pieces`` with scores, of which
     the first three are unknown, BOS and EOS, and the next 256 bytes."""
-    if pre == "bert":
-        add_word_pieces(writer)
+    if pre in {"bert", "t5"}:
+        (add_word_pieces if pre == "bert" else add_unigram)(writer)
         return
     texts = ["<pad>", "<s>", "</s>", "<unk>", *byte_alphabet(), "ab", "cd"]
     types = [3, 3, 3, 3] + [1] * (len(texts) - 4)
@@ -110,6 +111,37 @@ def add_word_pieces(writer: Any) -> None:
     writer.add_pad_token_id(0)
 
 
+UNIGRAM = {"<s>": 0.0, "<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, "▁the": -3.0, "▁cat": -4.0, "s": -5.0, "▁": -2.0}
+UNIGRAM |= {"t": -6.0, "h": -6.0, "e": -6.0, "a": -6.0, "c": -6.0, "ca": -7.0, "▁a": -3.5, "ts": -10.5}
+UNIGRAM |= {f"<w{number}>": -20.0 for number in range(TOKENS - len(UNIGRAM))}
+
+
+def letters(*, below: int = 256, place: int = 0, texts: bytes = b"a\0") -> bytes:
+    """SentencePiece's table of letters (a trie in an array) that makes an ``a`` of each ``@``."""
+    units = np.zeros(768, "<u4")
+    units[0], first = below << 10, 256 ^ ord("@")
+    units[first] = ord("@") | 1 << 8 | (first ^ 512) << 10
+    units[512] = 1 << 31 | place
+    return struct.pack("<I", units.nbytes) + units.tobytes() + texts
+
+
+def add_unigram(writer: Any) -> None:
+    """Adds a vocabulary of XLM-R as its converter does."""
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(list(UNIGRAM))
+    writer.add_token_scores(list(UNIGRAM.values()))
+    writer.add_token_types([3, 3, 3, 2] + [1] * (TOKENS - 4))
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    writer.add_precompiled_charsmap(letters())
+    writer.add_token_type_count(1)
+    for name, token in (("bos", 0), ("eos", 2), ("pad", 1)):
+        getattr(writer, f"add_{name}_token_id")(token)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+
+
 def settings_of(writer: Any, config: Any) -> None:
     """Adds the settings that the converter writes for all architectures."""
     rope = getattr(config, "rope_parameters", {"rope_theta": None})
@@ -124,7 +156,7 @@ def settings_of(writer: Any, config: Any) -> None:
     if (base := rope.get("full_attention", rope)["rope_theta"]) is not None:
         writer.add_rope_freq_base(base)
     eps = ("layer_norm_eps", "norm_epsilon") if writer.arch in MEANS else ()
-    eps = ("norm_eps",) if writer.arch == "nemotron" else eps
+    eps = ("norm_eps",) if writer.arch in {"nemotron", "modern-bert"} else eps
     for name in eps:
         if hasattr(config, name):
             writer.add_layer_norm_eps(getattr(config, name))

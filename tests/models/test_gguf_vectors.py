@@ -13,15 +13,18 @@ from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.request import Pooling
 from triolet.models.checkpoints.files import converses, resolve
+from triolet.models.checkpoints.gguf_file import read_gguf
 from triolet.models.checkpoints.gguf_folder import settings_folder
+from triolet.models.checkpoints.gguf_tokenizer import make_tokenizer
 from triolet.models.checkpoints.loading import read_tokenizer
 
+from ..checkpoints import gguf_converted as made_by
 from ..checkpoints.checkpoints import classes
-from ..checkpoints.gguf_converted import bert, gemma_embedding, named, nomic_bert, stacked, write_converted
-from ..checkpoints.gguf_files import tiny, write_gguf
+from ..checkpoints.gguf_converted import bert, named, stacked, write_converted
+from ..checkpoints.gguf_files import TOKENS, UNIGRAM, add_unigram, letters, tiny, write_gguf
 from .texts import Job, noise
 
-BERT = {"pre": "bert"}
+BERT, XLM_R = {"pre": "bert"}, {"pre": "t5"}
 SMALL = {"hidden_size": 64, "intermediate_size": 64}
 
 
@@ -41,6 +44,15 @@ def windowed(writer: Any, config: Any) -> None:
     writer.add_sliding_window(2 * (config.sliding_window - 1))
 
 
+def alternating(writer: Any, config: Any) -> None:
+    """All that the converter may write of a ModernBERT; a file of before has only the window."""
+    writer.add_sliding_window(config.local_attention)
+    writer.add_sliding_window_pattern(2)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_string("modern-bert.hidden_activation", config.hidden_activation)
+
+
 def experts(writer: Any, config: Any) -> None:
     heads(writer, config)
     writer.add_expert_count(config.num_experts)
@@ -49,16 +61,35 @@ def experts(writer: Any, config: Any) -> None:
 
 
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+PADDED = {"pad_token_id": 256, "max_position_embeddings": 320, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32}
 HEADED = {"head_dim": 32, "num_hidden_layers": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
     "bert": ("BertConfig", "BertModel", {}, bert, None, BERT),
-    "nomic-bert": ("NomicBertConfig", "NomicBertModel", {"head_dim": 16}, nomic_bert, None, BERT),
+    "bert:xlm-r": ("XLMRobertaConfig", "XLMRobertaModel", PADDED, made_by.roberta, None, XLM_R),
+    "bert:roberta": ("RobertaConfig", "RobertaModel", PADDED, made_by.roberta, None, {"pre": "roberta-bpe"}),
+    "jina-bert-v3": ("JinaEmbeddingsV3Config", "JinaEmbeddingsV3Model", {}, made_by.jina_bert, None, XLM_R),
+    "modern-bert": (
+        *("ModernBertConfig", "ModernBertModel"),
+        {
+            "num_hidden_layers": 4,
+            "local_attention": 8,
+            "hidden_activation": "silu",
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+        *(made_by.modern_bert, alternating, {"pre": "modern-bert"}),
+    ),
+    "modern-bert:plain": (
+        *("ModernBertConfig", "ModernBertModel"),
+        {"num_hidden_layers": 4, "local_attention": 8},
+        *(named, lambda writer, config: writer.add_sliding_window(config.local_attention), {"pre": "modern-bert"}),
+    ),
+    "nomic-bert": ("NomicBertConfig", "NomicBertModel", {"head_dim": 16}, made_by.nomic_bert, None, BERT),
     "eurobert": ("EuroBertConfig", "EuroBertModel", {}, named, None, {}),
     "gemma-embedding": (
         *("Gemma3TextConfig", "Gemma3TextModel"),
         {**GEMMA, "num_hidden_layers": 6, "sliding_window": 8, "use_bidirectional_attention": True},
-        gemma_embedding,
+        made_by.gemma_embedding,
         windowed,
         {},
     ),
@@ -75,7 +106,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
         *(lambda model: stacked(model, {"layers.": "model.layers."}), experts, {}),
     ),
 }
-POOLINGS = {"bert": "cls", "nomic-bert": "mean", "eurobert": "mean", "gemma-embedding": "mean"}
+POOLINGS = {"bert": "cls", "bert:xlm-r": "cls", "bert:roberta": "cls"}
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -83,7 +114,7 @@ def test_vectors_are_those_of_the_model_that_was_converted(architecture, tmp_pat
     config, model, changes, parts, more, words = MODELS[architecture]
     made = tiny(config, model, **SMALL | changes)
     decodes = architecture.startswith("qwen")
-    kind = "last" if decodes else POOLINGS[architecture]
+    kind = "last" if decodes else POOLINGS.get(architecture, "mean")
 
     def told(writer: Any, config: Any) -> None:
         writer.add_pooling_type(gguf.PoolingType[kind.upper()])
@@ -92,7 +123,8 @@ def test_vectors_are_those_of_the_model_that_was_converted(architecture, tmp_pat
         if more is not None:
             more(writer, config)
 
-    path = write_converted(tmp_path / "m.gguf", architecture, made, parts(made), more=told, words=words)
+    name = architecture.partition(":")[0]
+    path = write_converted(tmp_path / "m.gguf", name, made, parts(made), more=told, words=words)
     driver = open_driver(path, dtype="float32")
     assert driver.description.kind is Kind.POOLING
     assert driver.description.default_pooling == Pooling(kind=kind)
@@ -116,6 +148,48 @@ def test_a_vocabulary_of_bert_cuts_words_as_bert_does(tmp_path):
     for text in ("The cats on a mat", "naïve matting, Zebra", "[SEP] ab a  b"):
         assert ours(text).input_ids == theirs(text).input_ids
     assert ours.convert_ids_to_tokens(ours("The cats").input_ids) == ["[CLS]", "the", "cat", "##s", "[SEP]"]
+
+
+def test_a_vocabulary_of_xlm_r_cuts_words_as_xlm_r_does(tmp_path):
+    """Where the sum of scores is best, after letters are replaced; as transformers' own tokenizer does."""
+    config, model, changes, parts, _, words = MODELS["bert:xlm-r"]
+    made = tiny(config, model, **SMALL | changes)
+    ours = read_tokenizer(settings_folder(write_converted(tmp_path / "m.gguf", "bert", made, parts(made), words=words)))
+    theirs = classes().XLMRobertaTokenizer(vocab=list(UNIGRAM.items()), _spm_precompiled_charsmap=letters())
+    for text in ("the cats", "  a  c@ts\t\nthe\u3000hat ", "the</s> żż cat", ""):
+        assert ours(text).input_ids == theirs(text).input_ids
+    assert ours.convert_ids_to_tokens(ours("the c@ts").input_ids) == ["<s>", "▁the", "▁cat", "s", "</s>"]
+    assert ours.decode(ours("the cats").input_ids, skip_special_tokens=True) == "the cats"
+
+
+TABLE = "a damaged table of letters"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("precompiled_charsmap", b"\1", TABLE),
+        ("precompiled_charsmap", letters()[:1000], TABLE),
+        ("precompiled_charsmap", letters(below=1 << 20), TABLE),
+        ("precompiled_charsmap", letters(place=2), TABLE),
+        ("precompiled_charsmap", letters(place=1, texts="é\0".encode()), TABLE),
+        ("precompiled_charsmap", letters(texts=b"\xff\0"), TABLE),
+        ("precompiled_charsmap", ["a"], TABLE),
+        ("token_types", [1] * TOKENS, "no token for unknown words"),
+        ("token_scores", [float("nan")] * TOKENS, "320 tokens with 320 scores"),
+    ],
+)
+def test_a_damaged_vocabulary_of_xlm_r_is_refused(name, value, told, tmp_path):
+    """Else the library would panic with the first text, or with one that has a certain letter."""
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "bert")
+    add_unigram(writer)
+    getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=f"m.gguf has {told}"):
+        make_tokenizer(read_gguf(path))
 
 
 @pytest.mark.parametrize(
