@@ -120,8 +120,8 @@ class EngineConfig:
             In bfloat16 on the CPU the native library multiplies in bfloat16, and computes all else in float32. This is
             faster if the CPU has instructions for it (AVX512_BF16).
         kv_dtype: the type of stored keys and values, including those of cross-attention. ``"auto"``: the same as
-            ``dtype``, and ``"float16"`` for Whisper in int8 on the CPU. ``"float16"`` or ``"bfloat16"``: half of the
-            bytes of float32, so twice the tokens in the same room. These are for models that the native library
+            ``dtype``, and ``"float16"`` for a quantized Whisper on the CPU. ``"float16"`` or ``"bfloat16"``: half of
+            the bytes of float32, so twice the tokens in the same room. These are for models that the native library
             computes on the CPU. The library still computes in float32, and rounds the values that it
             stores. If torch computes the model, only ``dtype`` is allowed.
         threads: the number of CPU threads of torch, a setting of the whole process: that of the engine that opened
@@ -186,9 +186,9 @@ class EngineConfig:
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32
             with the native library; without it, bfloat16 if the CPU has instructions for that. ``None``: the weights
             stay as they are in the checkpoint. Those that are quantized there stay so in each case. ``"int4"``: the
-            linear layers of text models have 4 bits in groups of 32, with a scale and a least value for each group;
-            the values of attention, the token embedding and the head are in int8. Only what the native library
-            computes.
+            linear layers have 4 bits in groups of 32, with a scale and a least value for each group; the values of
+            attention, the token embedding and the head are in int8. Only what the native library computes, and no CTC
+            models, transducers and diarizers.
         adapters: the largest number of LoRA adapters that running requests may have together. Room for so many is
             allocated when the engine opens. More may be loaded (`Engine.load_adapter`): a request with another one
             waits until no running request has one of these. Only for decoders that the native library computes on the

@@ -27,7 +27,7 @@ def device_options(command: Command) -> Command:
     dtypes, quantizations = click.Choice(DTYPES), click.Choice(QUANTIZATIONS)
     computed = "The number type in which the model computes. Default: float32 on the CPU, float16 on CUDA."
     held = "The number type of stored keys and values, on the CPU. 16 bits take half the memory. Default: as --dtype."
-    quantized = "Hold the weight matrices in int8, on the CPU; or those of text models in 4 bits."
+    quantized = "Hold the weight matrices in int8, on the CPU; or those of linear layers in 4 bits."
     device = "The device: auto, cpu, cuda or cuda:1, as triolet devices lists them. Default: CUDA if there is a GPU."
     threads = "The number of CPU threads. Default: one for each usable core."
     for option in (

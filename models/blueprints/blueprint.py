@@ -197,18 +197,22 @@ class Blueprint:
             return f"{part} computes in {self.dtype_name}; known: float32"
         return Blueprint.not_native(self)
 
-    def check_kv_dtype(self, why_not: str | None) -> None:
-        """Raises `InvalidRequest` if torch computes the model, but its keys and values are to be held in another dtype.
+    def check_formats(self, why_not: str | None) -> None:
+        """Raises `InvalidRequest` if torch computes the model, but its keys and values are to be held in another dtype,
+        or its linear layers in 4 bits.
 
         Args:
             why_not: the reason why the native library does not compute the model; ``None``: the library computes it.
         """
-        if why_not is None or self.kv_dtype == self.dtype:
+        asked, allowed = f"kv_dtype={self.config.kv_dtype!r}", f"kv_dtype={self.dtype_name!r} or 'auto'"
+        if self.config.quantization == "int4":
+            asked, allowed = "quantization='int4'", "quantization='int8', or None"
+        elif self.kv_dtype == self.dtype:
             return
-        raise InvalidRequest(
-            f"kv_dtype={self.config.kv_dtype!r}, but the native library does not compute the model: {why_not}; "
-            f"allowed: kv_dtype={self.dtype_name!r} or 'auto'"
-        )
+        if why_not is not None:
+            raise InvalidRequest(
+                f"{asked}, but the native library does not compute the model: {why_not}; allowed: {allowed}"
+            )
 
     def context(self) -> str:
         """A sentence that says how many positions a sequence has, and how to get more if memory is the limit."""
@@ -373,7 +377,7 @@ class ModuleBlueprint(Blueprint):
         files.fingerprint = fingerprint_of(model.module)
         decoder = self.native_decoder(model.module)
         why_not = decoder if isinstance(decoder, str) else None
-        self.check_kv_dtype(why_not)
+        self.check_formats(why_not)
         evolve(self, fingerprint=files.fingerprint).pack(model.module, decoder if why_not is None else None)
         read_all(model.module)
         model.move(self.device, copied=is_mapped(self.checkpoint.folder))

@@ -13,6 +13,7 @@ from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.items import AudioItems
 from ..checkpoints.loading import load_module
 from ..linear.modules import quantize_modules
+from ..linear.rounded import round_matrices
 from ..native.crossed_decoder import CrossedDecoder
 from ..native.runner import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
@@ -39,6 +40,8 @@ class CrossedBlueprint(ModuleBlueprint):
 
     def pack(self, module: nn.Module, decoder: CrossedDecoder | None) -> None:
         int8 = self.config.quantization is not None
+        if self.config.quantization == "int4":
+            round_matrices(module)
         if decoder is not None:
             decoder.pack(int8=int8)
         if not isinstance(known := self.native_speech(module), str):

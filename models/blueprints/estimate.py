@@ -54,6 +54,7 @@ _DECODERS = frozenset(  # names in encoder-decoders; the last three are those of
     {"decoder", "lm_head", "proj_out", "final_logits_bias", "transf_decoder", "log_softmax", "encoder_decoder_proj"}
 )
 _SHARED = "shared.weight"  # the token embedding that encoder and decoder share
+_WHOLE = (*_WORDS, *_HEADS, _SHARED, ".experts.", "proj_out", "log_softmax")  # no blocks are made of these
 _SCALED = (
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
@@ -451,9 +452,8 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     if stored.kind is not None:
         return Section(stored.kind, panels).bytes_for(inputs) + 4 * inputs
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
-    words = name.endswith(_HEADS) or any(part in name for part in _WORDS)
-    if blueprint.config.quantization == "int4" and quantized and not words and ".experts." not in name:
-        kind = kind_of(name.removesuffix(".weight"), stored.shape) or "Q8_0"
+    kind = kind_of(name.removesuffix(".weight"), stored.shape)
+    if quantized and kind is not None and _is_rounded(blueprint, name, stored):
         return Section(kind, panels).bytes_for(inputs)
     if quantized or stored.dtype == torch.int8:
         return panels // -(-outputs // PANEL) * _int8_bytes(outputs, inputs, 4 if stored.dtype == torch.int8 else 2)
@@ -461,6 +461,13 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
         return panels * PANEL * (inputs + inputs % 2) * 2
     scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # scaling may not be exact in 16 bits
     return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
+
+
+def _is_rounded(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
+    """True if int4 makes blocks of a packed matrix, which no tower has."""
+    int4, text = blueprint.config.quantization == "int4", isinstance(blueprint, TextBlueprint)
+    left = any(part in name for part in _WHOLE) or (text and _is_of_items(blueprint, name, stored))
+    return int4 and stored.dtype != torch.int8 and not left
 
 
 def _int8_bytes(outputs: int, inputs: int, of_scale: int) -> int:
@@ -485,11 +492,8 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
         return "embed_positions" not in name and not name.endswith(_PROJECTED) and not unread
     if _reads_texts(blueprint) and may_be_native(blueprint):
         return _is_packed(blueprint, name, stored)
-    kind = str(blueprint.checkpoint.config.model_type)
-    if ".experts." in name and not may_be_native(blueprint):  # for torch, all experts of a layer are no linear layer
-        return False
-    if _is_table(name) and may_be_native(blueprint):
-        return False
-    if "embed" in name and _SCALES in kind and not may_be_native(blueprint):
+    scales = "embed" in name and _SCALES in str(blueprint.checkpoint.config.model_type)
+    left = ".experts." in name or scales  # for torch, all experts of a layer are no linear layer
+    if _is_table(name) if may_be_native(blueprint) else left:
         return False
     return blueprint.checkpoint.family is None or not any(part in name for part in _ENCODERS)

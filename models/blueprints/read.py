@@ -93,8 +93,8 @@ def _check(blueprint: AnyBlueprint) -> None:
     """Checks the settings before anything is loaded.
 
     Raises:
-        InvalidRequest: the kind of model does not take a setting, keys and values cannot have the chosen dtype, the
-            sizes are too small for one sequence, or a sequence is to be longer than the model allows.
+        InvalidRequest: the kind of model does not take a setting, keys and values or weights cannot have the chosen
+            format, the sizes are too small for one sequence, or a sequence is to be longer than the model allows.
     """
     config, name, most = blueprint.config, blueprint.checkpoint.architecture, blueprint.decoder.positions
     takes = _TAKES[type(blueprint)] - (set() if blueprint.kind is Kind.DECODER else {"chat_template", "draft_head"})
@@ -104,12 +104,10 @@ def _check(blueprint: AnyBlueprint) -> None:
         "draft_head": (config.draft_head, "draft_head", ", which no draft head fits; allowed: Gemma 4"),
         "speculation": (speculation, "speculation", ", which reads frames; allowed: speculation='auto' or None"),
     }
-    if config.quantization == "int4" and not isinstance(blueprint, TextBlueprint):
-        raise InvalidRequest(f"quantization='int4' is given for {name}; allowed: 'int8' for models of speech, or None")
     for setting, (given, told, allowed) in refusals.items():
         if given is not None and setting not in takes:
             raise InvalidRequest(f"{told} is given for {name}{allowed}. Leave it out")
-    blueprint.check_kv_dtype(blueprint.not_native())
+    blueprint.check_formats(blueprint.not_native())
     check_sizes(config, blueprint.sizes)
     if config.max_positions > most:
         raise InvalidRequest(

@@ -38,7 +38,6 @@ from ..networks.network import Network
 from .blueprint import NATIVE_ROWS, DraftParts, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder, refusal_of, refused
 
-_NOT_NATIVE = "is not computed by the native library; allowed: quantization='int8', or None"
 _TOGETHER = 1120
 """The most rows that see each other in one call of the native library."""
 
@@ -87,8 +86,6 @@ class TextBlueprint(ModuleBlueprint):
     def pack(self, module: nn.Module, decoder: CausalDecoder | TextEncoder | None) -> None:
         int8, tower = self.config.quantization is not None, self._tower(module)
         if self.config.quantization == "int4":
-            if decoder is None:
-                raise InvalidRequest(f"quantization='int4', but {self.checkpoint.architecture} {_NOT_NATIVE}")
             round_matrices(self._language(module))
         if not isinstance(tower, str):
             tower.pack(int8=int8)
@@ -188,9 +185,9 @@ class TextBlueprint(ModuleBlueprint):
         runner = self.open_runner(head.program(most), own("draft_kv", paged))
         return DraftParts(runner=own("native", runner), paged=paged, **told)
 
-    def check_kv_dtype(self, why_not: str | None) -> None:
+    def check_formats(self, why_not: str | None) -> None:
         if self.keeps_kv or self.kv_dtype == self.dtype:
-            super().check_kv_dtype(why_not)
+            super().check_formats(why_not)
             return
         raise InvalidRequest(
             f"kv_dtype={self.config.kv_dtype!r}, but {self.checkpoint.architecture} is an encoder, which keeps no keys "

@@ -44,7 +44,7 @@ class WhisperBlueprint(Blueprint):
             self.checkpoint,
             device=self.device,
             dtype=self.dtype,
-            int8=self.config.quantization is not None,
+            quantization=self.config.quantization,
             native=native,
         )
         model = TransformerModel(module)

@@ -7,6 +7,7 @@ the value that fit best are computed by least squares, and those with the smalle
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,14 +22,19 @@ _MOST = 15
 _TRIED = (-1.0, 0.0, 1.0, 2.0)  # numbers more than 15 that a block's values are spread over
 _PIECE = 4096  # blocks that are made at a time, so that they stay in the processor's cache
 _TINY = 1e-30
+_IN_8_BITS = re.compile(  # some names are those of NeMo's files
+    r"(^|\.)(v_proj|v|value_net|linear_v|(encoder_attn|EncDecAttention|second_sub_layer)\.(k_proj|k|key_net)"
+    r"|subsampling\.linear|pre_encode\.out)$"
+)
 
 
 def kind_of(name: str, shape: tuple[int, ...]) -> str | None:
     """Returns the kind of blocks for the matrix of the linear layer ``name``; ``None``: it does not become blocks.
-    Values of attention have 8 bits: they are few, and what they lose costs more than in other layers."""
+    Values of attention have 8 bits: they are few, and what they lose costs more than in other layers. So have the keys
+    of encoder outputs, which are one matrix with their values, and what reads convolutions over spectra."""
     if len(shape) != 2 or shape[0] < _GROUP or shape[1] % _GROUP:
         return None
-    return "Q8_0" if name.rpartition(".")[2] == "v_proj" else "Q4_1"
+    return "Q8_0" if _IN_8_BITS.search(name) else "Q4_1"
 
 
 @frozen(eq=False)

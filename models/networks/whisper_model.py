@@ -21,6 +21,7 @@ from ...core.errors import CheckpointError
 from ..attention.paged import PagedStep
 from ..checkpoints.whisper_checkpoint import Checkpoint, WeightFiles
 from ..linear.modules import QuantizedEmbedding, QuantizedLinear, quantize_modules
+from ..linear.rounded import round_matrices
 from ..memory.rows import Rows
 from ..memory.slots import CrossStep
 from ..native.crossed_decoder import CrossedDecoder
@@ -243,12 +244,19 @@ class WhisperModel(nn.Module):
 
 
 def load_whisper(
-    files: WeightFiles, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, int8: bool, native: bool
+    files: WeightFiles,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str | None,
+    native: bool,
 ) -> WhisperModel:
     """Loads the tensors of ``files`` onto ``device`` as ``dtype``, one after the other.
 
     Args:
-        int8: quantizes the matrices by the values in the files; the model still computes in ``dtype``.
+        quantization: quantizes the matrices by the values in the files; the model still computes in ``dtype``.
+            ``"int4"`` needs ``native``.
         native: puts the matrices in the native library's order.
 
     Each layer is quantized or packed when it is read, so that the model is never held twice. The projections that make
@@ -262,7 +270,7 @@ def load_whisper(
             f"config.json has tie_word_embeddings=false, but there is no weight {_HEAD!r}; allowed: the weight, or "
             "tie_word_embeddings=true where the head is the token embedding"
         )
-    module = WhisperModel(checkpoint).eval()
+    module, int8 = WhisperModel(checkpoint).eval(), quantization is not None
     decoder, layers = CrossedDecoder(module), module.decoder.layers
     matrices = torch.float32 if int8 and not native else dtype
     read = partial(_read, module, files, device=device, dtype=dtype, matrices=matrices)
@@ -288,12 +296,16 @@ def load_whisper(
         pack_joined(crossing, int8=int8)
     for index, layer in enumerate(layers):
         read(f"decoder.layers.{index}")
+        if quantization == "int4":
+            round_matrices(layer)
         if native:
             decoder.pack_layer(layer, int8=int8)
         elif int8:
             quantize_modules(layer, layer, dtype)
     for index, layer in enumerate(module.encoder.layers):
         read(f"encoder.layers.{index}")
+        if quantization == "int4":
+            round_matrices(layer)
         if native:
             Layer.of(layer, WHISPER).pack(int8=int8)
         elif int8:

@@ -178,32 +178,35 @@ def recordings(tmp_path):
 
 def test_wrong_words_are_counted_and_a_file_of_figures_is_gone_on_with(card, recordings, tmp_path, capsys):
     """Beside the texts, and beside those of transformers: when a word of these is changed, one word is unlike."""
-    told = tmp_path / "figures.json"
-    status, rows = card(demo.checkpoint(), "--variant", "int4", "--language", "en", inputs=recordings)
+    told, other = tmp_path / "figures.json", tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "hat"}')
+    words = ("--variant", "float32", "--also", f"other={other}", "--language")
+    status, rows = card(demo.checkpoint(), *words, "en", inputs=recordings)
     assert status == 0
     normal = EnglishTextNormalizer({})
-    words = sum(len(normal(path.read_text()).split()) for path in recordings.glob("*.txt"))
-    assert rows["float32"]["accuracy"] == {name: pytest.approx(200 / words) for name in ("errors", "greedy_errors")} | {
+    count = sum(len(normal(path.read_text()).split()) for path in recordings.glob("*.txt"))
+    assert rows["float32"]["accuracy"] == {name: pytest.approx(200 / count) for name in ("errors", "greedy_errors")} | {
         "unlike": 0.0
     }
-    assert rows["transformers, float32"] == {"greedy_errors": pytest.approx(200 / words)}
+    assert rows["transformers, float32"] == {"greedy_errors": pytest.approx(200 / count)}
     assert min(rows["float32"]["speed"].values()) > 0.0
-    assert "quantization='int4' is given for" in rows["int4"]["refused"]
-    assert "- int4 is refused: quantization='int4' is given for" in capsys.readouterr().out
+    assert "hat" in rows["other"]["refused"]
+    assert f"- other is refused: {rows['other']['refused']}" in capsys.readouterr().out
     kept = json.loads(told.read_text())
     assert kept["inputs"].startswith("recordings: 33 words, ")
     kept["heard"] = [text.replace("cellar", "attic") for text in kept["heard"]]
     del kept["rows"]["float32"]["accuracy"]
     kept["rows"]["float32"]["speed"]["open"] = 99.0
     told.write_text(json.dumps(kept))
-    _, rows = card(demo.checkpoint(), "--variant", "int4", "--language", "en", inputs=recordings)
-    assert rows["float32"]["accuracy"]["unlike"] == pytest.approx(100 / words)
+    _, rows = card(demo.checkpoint(), *words, "en", inputs=recordings)
+    assert rows["float32"]["accuracy"]["unlike"] == pytest.approx(100 / count)
     assert rows["float32"]["speed"]["open"] == 99.0  # what the file has is not measured again
     page = capsys.readouterr().out
     assert "| 99.00 |" in page
-    assert "--variant int4\n" in page
+    assert "--variant float32" in page
     assert (page.count("a CPU, 1 threads"), len(json.loads(told.read_text())["runs"]["accuracy"].split("; "))) == (3, 2)
-    assert card(demo.checkpoint(), "--variant", "int4", "--language", "de", inputs=recordings)[0] == 1
+    assert card(demo.checkpoint(), *words, "de", inputs=recordings)[0] == 1
     assert "the figures are of another model or other inputs" in capsys.readouterr().err
 
 
