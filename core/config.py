@@ -188,7 +188,7 @@ class EngineConfig:
             stay as they are in the checkpoint. Those that are quantized there stay so in each case. ``"int4"``: the
             linear layers have 4 bits in groups of 32, with a scale and a least value for each group; the values of
             attention, the token embedding and the head are in int8. Only what the native library computes, and no CTC
-            models, transducers and diarizers.
+            models, transducers and diarizers. Vectors change more than they should: the engine warns.
         adapters: the largest number of LoRA adapters that running requests may have together. Room for so many is
             allocated when the engine opens. More may be loaded (`Engine.load_adapter`): a request with another one
             waits until no running request has one of these. Only for decoders that the native library computes on the

@@ -38,6 +38,10 @@ from ..networks.network import Network
 from .blueprint import NATIVE_ROWS, DraftParts, ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, LONGEST_TEXT, compare_encoder, refusal_of, refused
 
+_CHANGES_VECTORS = (
+    "quantization='int4' changes the vectors and scores of %s more than 'int8' does: of the texts on the card of "
+    "all-MiniLM-L6-v2, 82 percent keep their nearest text, and with 'int8' 97 percent"
+)
 _TOGETHER = 1120
 """The most rows that see each other in one call of the native library."""
 
@@ -86,6 +90,8 @@ class TextBlueprint(ModuleBlueprint):
     def pack(self, module: nn.Module, decoder: CausalDecoder | TextEncoder | None) -> None:
         int8, tower = self.config.quantization is not None, self._tower(module)
         if self.config.quantization == "int4":
+            if self.kind is Kind.POOLING:
+                logging.getLogger("triolet").warning(_CHANGES_VECTORS, self.checkpoint.architecture)
             round_matrices(self._language(module))
         if not isinstance(tower, str):
             tower.pack(int8=int8)

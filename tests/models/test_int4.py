@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import gguf
@@ -203,6 +204,16 @@ def test_what_ctranslate2_stored_in_int8_stays_so(crossed, tmp_path):
 def test_what_reads_frames_is_refused(open_driver, folder):
     with pytest.raises(InvalidRequest, match=r"quantization='int4'.*it reads frames; allowed: quantization='int8'"):
         open_driver(folder("parakeet_ctc"), quantization="int4")
+
+
+def test_that_vectors_change_is_said(open_driver, folder, caplog):
+    for name in ("bert", "llama"):
+        open_driver(folder(name), quantization="int4")
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert [one.partition(" more than")[0] for one in warnings] == [
+        "quantization='int4' changes the vectors and scores of BertModel"
+    ]
+    assert "82 percent keep their nearest text, and with 'int8' 97 percent" in warnings[0]
 
 
 def test_torch_alone_has_no_4_bits(open_driver, wide, checkpoint, without_native):
