@@ -105,6 +105,8 @@ def unpack_rows(packed: Tensor, sections: Sequence[Section], inputs: int, places
         own = torch.nonzero((places >= first) & (places < end))[:, 0]
         rows, made = (places[own] - first).contiguous(), torch.empty(len(own), inputs, dtype=torch.float32)
         _library().unpack(PACKINGS[section.kind], packed[begin:], inputs, rows, made)
+        if len(own) == len(places):
+            return made
         found[own] = made
     return found
 

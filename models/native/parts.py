@@ -63,14 +63,14 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: Tensor, expert: int = 0) -> Tensor:
         panels, first = self.panels(), self.first + expert * self.apart
-        parts, end = [], first + self.out_features
-        for start in range(first, end, _PART):
+        found, end = inputs.new_empty(*inputs.shape[:-1], self.out_features), first + self.out_features
+        for start in range(first, end, _PART):  # into one tensor: small ones would lie where parts were unpacked
             stop = min(start + _PART, end)
             places = torch.arange(start, stop) if self.places is None else self.places[start - first : stop - first]
             weights = panels.part(start, stop) if self.places is None else panels.rows(places)
             bias = None if self.bias is None else self.bias[places].to(inputs.dtype)
-            parts.append(functional.linear(inputs, weights.to(inputs.dtype), bias))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            found[..., start - first : stop - first] = functional.linear(inputs, weights.to(inputs.dtype), bias)
+        return found
 
 
 class PackedConvolution(nn.Module):
