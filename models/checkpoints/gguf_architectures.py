@@ -33,6 +33,17 @@ _SANDWICHED = pairs(  # norms before and after a part
     "post_ffw_norm=post_feedforward_layernorm"
 )
 _SECOND = pairs("post_attention_norm=post_attention_layernorm")  # the norm before the MLP, by another name
+_GEMMA4 = _SANDWICHED | pairs(
+    "layer_output_scale.weight=layer_scalar inp_gate=per_layer_input_gate proj=per_layer_projection "
+    "post_norm=post_per_layer_input_norm per_layer_token_embd.weight=model.embed_tokens_per_layer.weight "
+    "per_layer_model_proj.weight=model.per_layer_model_projection.weight "
+    "per_layer_proj_norm.weight=model.per_layer_projection_norm.weight ffn_gate_inp.scale=router.scale "
+    "ffn_gate_inp.weight=router.proj.weight ffn_down_exps.scale=router.per_expert_scale "
+    "ffn_down_exps.weight=experts.down_proj ffn_gate_up_exps.weight=experts.gate_up_proj "
+    "ffn_gate_exps.weight=experts.gate_up_proj@0 ffn_up_exps.weight=experts.gate_up_proj@1 "
+    "pre_ffw_norm_2=pre_feedforward_layernorm_2 post_ffw_norm_1=post_feedforward_layernorm_1 "
+    "post_ffw_norm_2=post_feedforward_layernorm_2"
+)
 _EXPERTS = pairs(
     "ffn_gate_inp=mlp.gate ffn_gate_exps=mlp.experts.{}.gate_proj ffn_up_exps=mlp.experts.{}.up_proj "
     "ffn_down_exps=mlp.experts.{}.down_proj ffn_gate_inp_shexp=mlp.shared_expert_gate "
@@ -169,6 +180,31 @@ def _gemma3(told: Told) -> dict[str, Any]:
     near = {"rope_type": "default", "rope_theta": 10_000.0}
     made = _gemma2(told) | {"rope_parameters": {"full_attention": rope(told), "sliding_attention": near}}
     return made | {"use_bidirectional_attention": told.architecture == "gemma-embedding"}
+
+
+def _gemma4(told: Told) -> dict[str, Any]:
+    """Layers that see all positions have wider heads, and perhaps fewer of keys. The last layers may have the keys of
+    earlier ones, and then a wider MLP."""
+    far, near = told.whole("attention.key_length"), told.whole("attention.key_length_swa")
+    if told.get("rope.dimension_count_swa") not in {near, None}:
+        raise told.bad(
+            "rope.dimension_count_swa", told.get("rope.dimension_count_swa"), f"{near}, the numbers of a head"
+        )
+    made = _windows(told)
+    full = [one == "full_attention" for one in made["layer_types"]]
+    kv, wide = (told.spread(name) for name in ("attention.head_count_kv", "feed_forward_length"))
+    by_kind = [{one for one, found in zip(kv, full, strict=False) if found == kind} for kind in (False, True)]
+    if any(len(one) > 1 for one in by_kind) or len(set(full)) != len(by_kind):
+        raise told.bad("attention.head_count_kv", kv, "one number for layers with windows, and one for others")
+    near_rope = {"rope_type": "default", "rope_theta": told.real("rope.freq_base_swa", 10_000.0)}
+    words = told.file.tensors.get("per_layer_token_embd.weight")
+    first = full.index(True)
+    made |= {"rope_parameters": {"full_attention": rope(told, size=far), "sliding_attention": near_rope}}
+    made |= {"head_dim": near, "global_head_dim": far, "num_key_value_heads": min(by_kind[0])}
+    made |= {"num_global_key_value_heads": min(by_kind[1]), "intermediate_size": wide[0]}
+    made |= {"attention_k_eq_v": not told.has(f"blk.{first}.attn_v.weight"), "use_double_wide_mlp": wide[0] != wide[-1]}
+    made |= {"vocab_size_per_layer_input": words.shape[0] if words else 0}
+    return made | {"enable_moe_block": told.get("expert_count") is not None}
 
 
 def _phi3(told: Told) -> dict[str, Any]:
@@ -338,6 +374,7 @@ class Architecture:
     layers: str = field(default="model.layers", kw_only=True)  # where layers are
     turned: bool = field(default=False, kw_only=True)  # rotary numbers of a head lie in pairs, not in halves
     raised: bool = field(default=False, kw_only=True)  # norms hold one more than the weight
+    by_layer: bool = field(default=False, kw_only=True)  # `more` tells widths of MLPs and heads of keys, which differ
     partial: bool = field(default=False, kw_only=True)  # rotary positions may turn a part of a head
 
     @property
@@ -358,6 +395,15 @@ ARCHITECTURES: Final = {
     "gemma": Architecture("gemma", "GemmaForCausalLM", raised=True),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _SANDWICHED, _RMS | _CAPS, more=_gemma2, raised=True),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _SANDWICHED, _RMS | _CAPS, more=_gemma3, raised=True),
+    "gemma4": Architecture(
+        *("gemma4_text", "Gemma4ForCausalLM", _GEMMA4, _RMS | _CAPS),
+        more=_gemma4,
+        sizes=pairs(
+            "embedding_length_per_layer_input=hidden_size_per_layer_input expert_used_count=top_k_experts "
+            "attention.shared_kv_layers=num_kv_shared_layers"
+        ),
+        by_layer=True,
+    ),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED, more=_phi3, partial=True),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", turned=True),
     "granite": Architecture("granite", "GraniteForCausalLM", {}, _RMS | _GRANITE, turned=True),

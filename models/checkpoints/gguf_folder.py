@@ -26,7 +26,7 @@ from .whisper_ggml import read_model, whisper_texts
 
 NOTE = "gguf.json"
 """The file of such a folder that names the GGUF file."""
-_FORM = 2  # raised with each change of what is written
+_FORM = 3  # raised with each change of what is written
 _FILES = (NOTE, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _NAMED = ("bos", "eos", "unk", "pad")  # tokens, in transformers' order
 _OLLAMA = "ollama:"
@@ -180,7 +180,9 @@ def _texts(file: GgufFile, told: Mapping[str, str]) -> dict[str, str]:
         count = f"{tokenizer.get_vocab_size()} tokens, but embeddings of {config['vocab_size']}"
         raise CheckpointError(f"{file.path} has {count}; download it again")
     begins = {"bos_token_id": config["bos_token_id"], "pad_token_id": config["pad_token_id"]}
-    made = {
+    if silent := file.listed("tokenizer.ggml.suppress_tokens"):
+        begins |= {"suppress_tokens": silent}
+    made: dict[str, str] = {
         NOTE: json.dumps({**told, "tokenizer": _noted(tokenizer, settings)}),
         "config.json": json.dumps(config, indent=1),
         "generation_config.json": json.dumps(begins | {"eos_token_id": ends or None}, indent=1),

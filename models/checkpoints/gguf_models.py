@@ -45,6 +45,8 @@ _BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.(?:weight|bias))?")
 _TABLES = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 _POOLINGS = ("none", "mean", "cls", "lasttoken")  # by number; 4 ranks
 _RANKS = 4
+_WIDTH = "feed_forward_length"
+_SHARED = "attention.shared_kv_layers"
 
 
 def architecture_of(file: GgufFile) -> Architecture:
@@ -70,7 +72,7 @@ def name_of(file: GgufFile, tensor: str) -> str | None:
     kind, parts = architecture_of(file), _BLOCK.fullmatch(tensor)
     if tensor in _TABLES or (tensor == "output.weight" and pooling_of(file)):
         return None
-    if parts is not None and int(parts[1]) >= Told(file).layers:
+    if parts is not None and not _is_used(Told(file), int(parts[1]), parts[2]):
         return None
     leaf, suffix = (parts[2], parts[3] or "") if parts else ("", "")
     own = kind.names.get(f"{leaf}{suffix}" if parts else tensor) or (None if parts else _WHOLE.get(tensor))
@@ -83,6 +85,12 @@ def name_of(file: GgufFile, tensor: str) -> str | None:
             "checkpoint that it was converted from"
         )
     return "|".join(f"{kind.layers}.{parts[1]}.{one}" for one in own.split("|")) if parts else own
+
+
+def _is_used(told: Told, layer: int, leaf: str) -> bool:
+    """Tells whether a tensor is used: not of layers for draft tokens, nor keys where those of earlier layers are."""
+    shared = told.wholes({_SHARED: _SHARED}).get(_SHARED, 0)
+    return layer < told.layers - shared * (leaf in {"attn_k", "attn_v", "attn_k_norm"})
 
 
 def heads_of(file: GgufFile, tensor: str) -> int:
@@ -168,7 +176,8 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
     told.get("attention.causal")  # which is known now
     made: dict[str, Any] = {"model_type": kind.model_type, "architectures": [kind.loader]}
     made |= {theirs: told.whole(name) for name, theirs in _SIZES.items()}
-    made |= told.wholes({**_MORE_SIZES, **kind.sizes})
+    sizes = {**_MORE_SIZES, **kind.sizes}
+    made |= told.wholes({name: own for name, own in sizes.items() if not (kind.by_layer and name == _WIDTH)})
     made["num_hidden_layers"] = told.layers
     blocks = [found for name in file.tensors if (found := _BLOCK.fullmatch(name))]
     numbers, leaves = {int(one[1]) for one in blocks}, {f"{one[2]}{one[3] or ''}" for one in blocks}
@@ -176,7 +185,7 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
         raise told.bad("block_count", told.whole("block_count"), f"{len(numbers)}, as many as it has layers")
     if not told.has("token_embd.weight"):
         raise CheckpointError(f"{file.path} has no token_embd.weight; download it again")
-    kv = told.get("attention.head_count_kv") is not None
+    kv = not kind.by_layer and told.get("attention.head_count_kv") is not None
     made |= {
         "num_key_value_heads": told.whole("attention.head_count_kv") if kv else made["num_attention_heads"],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],

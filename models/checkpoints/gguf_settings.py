@@ -13,6 +13,7 @@ from ...core.errors import CheckpointError, UnsupportedModel
 from .gguf_file import GgufFile
 
 _YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+_STILL = 1e29  # a factor of numbers that are not turned
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -51,6 +52,15 @@ class Told:
 
     def each(self, name: str) -> list[Any]:
         return self.file.listed(f"{self.architecture}.{name}")
+
+    def spread(self, name: str) -> list[int]:
+        """Returns a size of each layer."""
+        if isinstance(self.get(name), int):
+            return [self.whole(name)] * self.layers
+        found = self.each(name)[: self.layers]
+        if len(found) != self.layers or not all(isinstance(one, int) and 0 < one < 1 << 32 for one in found):
+            raise self.bad(name, found, f"{self.layers} whole numbers")
+        return found
 
     def wholes(self, names: Mapping[str, str]) -> dict[str, int]:
         """Returns those of the sizes that the file tells, by transformers' names."""
@@ -117,7 +127,7 @@ def rope(told: Told, *, partial: bool = False, size: int | None = None) -> dict[
         length = told.whole("rope.scaling.original_context_length")
         return made | {"rope_type": "longrope", "original_max_position_embeddings": length, **factors}
     if told.has("rope_freqs.weight"):
-        return made | _llama3(told, made["rope_theta"], turning)
+        return made | _factored(told, made["rope_theta"], turning)
     if kind in {None, "none"}:
         return made
     if kind not in {"linear", "yarn"}:
@@ -130,19 +140,23 @@ def rope(told: Told, *, partial: bool = False, size: int | None = None) -> dict[
     return made
 
 
-def _llama3(told: Told, base: float, size: int) -> dict[str, Any]:
-    """Returns the settings that explain the factors of Llama 3.1's positions. The file has the factors alone."""
+def _factored(told: Told, base: float, size: int) -> dict[str, Any]:
+    """Returns the settings that explain the factors of positions: Llama 3.1's, or Gemma 4's. The file has the factors
+    alone."""
     factors = np.asarray(told.tensor("rope_freqs.weight"))
     if len(factors) != size // 2:
         raise told.bad("rope_freqs.weight", factors.shape, f"{size // 2} numbers")
     if (factors == 1.0).all():
         return {}
+    turned = int((factors == 1.0).sum())
+    if (factors[:turned] == 1.0).all() and (factors[turned:] > _STILL).all():
+        return {"rope_type": "proportional", "partial_rotary_factor": turned / len(factors)}
     factor, (low, high, length) = float(factors.max()), _LLAMA3.values()
     waves = 2 * math.pi * base ** (np.arange(0, size, 2) / size)
     smooth = np.clip((length / waves - low) / (high - low), 0.0, 1.0)
     if not np.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4):
         raise UnsupportedModel(
-            f"{told.file.path} has factors of positions (rope_freqs.weight) that are not Llama 3.1's; give the "
-            "checkpoint that it was converted from"
+            f"{told.file.path} has factors of positions (rope_freqs.weight) that are not Llama 3.1's or Gemma 4's; "
+            "give the checkpoint that it was converted from"
         )
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}

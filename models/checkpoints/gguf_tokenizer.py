@@ -67,9 +67,12 @@ _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
         "<EOT>",
         "<|end_of_text|>",
     ),
-    *("<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>"),
+    *("<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "[EOT]", "[EOS]"),
+    *("<turn|>", "<|tool_response>"),
 )
+_MESSAGE_END, _HARMONY = "<|end|>", {"<|return|>", "<|call|>"}  # of gpt-oss, whose texts have several messages
 _SPACE = "▁"
+_MERGED = "gemma4"  # a vocabulary of SentencePiece with merges
 _CLASS, _SEPARATOR, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"  # of BERT
 _LONGEST = 4096  # characters of a token, which is tried to be made of two at each of them
 
@@ -130,7 +133,7 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
     kind, cut = (file.settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if kind == "gpt2":
         made = _byte_level(file, tokens, cut)
-    elif kind == "llama":
+    elif kind in {"llama", _MERGED}:
         made = _sentence_pieces(file, tokens)
     elif kind == "bert":
         tokens = _word_pieces(tokens, types)
@@ -138,7 +141,9 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
     elif kind == "t5":
         made = _unigram(file, tokens, types)
     else:
-        raise UnsupportedModel(f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2, llama, bert and t5")
+        raise UnsupportedModel(
+            f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2, llama, gemma4, bert and t5"
+        )
     added = [
         AddedToken(text, normalized=False, special=one == _CONTROL)
         for text, one in zip(tokens, types, strict=False)
@@ -150,6 +155,7 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
         places = {"bos": ("cls", _CLASS), "eos": ("seperator", _SEPARATOR)}
         named |= {one: _token(file, tokens, name) or made.token_to_id(text) for one, (name, text) in places.items()}
     begins = file.settings.get("tokenizer.ggml.add_bos_token", kind in {"llama", "bert"} or cut in _WHOLE_FIRST)
+    begins = begins or kind == _MERGED  # early files say otherwise
     ends = file.settings.get("tokenizer.ggml.add_eos_token", kind in {"bert", "t5"})
     around = [named["bos"]] if begins else [], [named["eos"]] if ends else []
     if None in (*around[0], *around[1]):
@@ -162,7 +168,9 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
     settings = {theirs: tokens[one] for theirs, ours in names.items() if (one := named[ours]) is not None}
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     ending = dict.fromkeys([named["eos"], named["eot"], named["eom"]])
-    ending |= dict.fromkeys(one for text in _ENDS if (one := made.token_to_id(text)) is not None)
+    ending |= dict.fromkeys(map(made.token_to_id, _ENDS))
+    if None not in map(made.token_to_id, _HARMONY):
+        ending.pop(made.token_to_id(_MESSAGE_END), None)
     return made, settings, [one for one in ending if one is not None]
 
 
@@ -186,11 +194,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
             f"{file.path} has a vocabulary whose texts are cut by the rule {cut!r} (tokenizer.ggml.pre); allowed: "
             f"{', '.join(_CUTS)}. Give the checkpoint that it was converted from"
         )
-    told = file.listed("tokenizer.ggml.merges")
-    if not all(isinstance(one, str) for one in told):
-        raise CheckpointError(f"{file.path} has merges (tokenizer.ggml.merges) that are not texts; download it again")
-    merges = [tuple(one.split(" ")) for one in told]
-    made = _merging(file, tokens, merges, ignore_merges=cut in _WHOLE_FIRST)
+    made = _merging(file, tokens, _told_merges(file), ignore_merges=cut in _WHOLE_FIRST)
     rule = _CUTS[cut]
     if rule in {_GPT2, _DIGITS}:
         parts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -207,24 +211,19 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
 
 
 def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
-    """A vocabulary of SentencePiece. It has no merges: the pair whose token has the best score is merged first."""
-    places = [-float(index) for index in range(len(tokens))]
-    scores = places if _is_gemma(file) else _scores(file, tokens)  # Gemma's are of another order than its merges
-    if (longest := max(map(len, tokens))) > _LONGEST:
-        raise CheckpointError(
-            f"{file.path} has a token of {longest} characters; allowed: {_LONGEST}. Download it again"
-        )
+    """A vocabulary of SentencePiece. Without merges the pair whose token has the best score is merged first."""
+    merged = file.settings.get("tokenizer.ggml.model") == _MERGED
     unknown = _token(file, tokens, "unknown")
     made = _merging(
         file,
         tokens,
-        _merges(tokens, scores),
+        _told_merges(file) if merged else _merges(file, tokens),
         unk_token=None if unknown is None else tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
     )
     spaced = normalizers.Replace(" ", _SPACE)
-    prefixed = bool(file.settings.get("tokenizer.ggml.add_space_prefix", True))
+    prefixed = bool(file.settings.get("tokenizer.ggml.add_space_prefix", not merged))
     made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaced]) if prefixed else spaced
     parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefixed else parts)
@@ -281,6 +280,13 @@ def _is_sound(table: bytes) -> bool:
     return bool(places.max(initial=0) < len(texts)) and bool((texts[places] & 0xC0 != 0x80).all())
 
 
+def _told_merges(file: GgufFile) -> list[tuple[str, ...]]:
+    told = file.listed("tokenizer.ggml.merges")
+    if not all(isinstance(one, str) for one in told):
+        raise CheckpointError(f"{file.path} has merges (tokenizer.ggml.merges) that are not texts; download it again")
+    return [tuple(one.split(" ")) for one in told]
+
+
 def _word_pieces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
     """Returns the tokens as BERT has them: pieces within a word are marked, not those at its beginning."""
     return [
@@ -311,8 +317,14 @@ def _merging(file: GgufFile, tokens: Sequence[str], merges: Sequence[Any], **opt
         raise CheckpointError(f"the vocabulary of {file.path} is damaged: {error}; download it again") from error
 
 
-def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges(file: GgufFile, tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Returns all ways to make a token of two, the best token first."""
+    by_place = [-float(index) for index in range(len(tokens))]
+    scores = by_place if _is_gemma(file) else _scores(file, tokens)  # Gemma's are of another order than its merges
+    if (longest := max(map(len, tokens))) > _LONGEST:
+        raise CheckpointError(
+            f"{file.path} has a token of {longest} characters; allowed: {_LONGEST}. Download it again"
+        )
     places = {text: one for one, text in enumerate(tokens)}
     found = list[tuple[float, int, int, int]]()
     for one, text in enumerate(tokens):

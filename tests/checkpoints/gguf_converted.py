@@ -151,6 +151,19 @@ def gpt_oss(model: Any) -> Parts:
             yield name.replace("sinks", "sinks.weight"), weight
 
 
+def gemma4(model: Any) -> Parts:
+    """``Gemma4Model``."""
+    places = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    for name, weight in named(model):
+        place = next((f"{block_of(name)}.{theirs}" for own, theirs in places.items() if name.endswith(own)), None)
+        yield place or (name if name.endswith(".weight") else f"{name}.weight"), weight
+    attention = model.model.layers[0].self_attn
+    for layer in range(len(model.model.layers) - model.config.num_kv_shared_layers, len(model.model.layers)):
+        yield f"blk.{layer}.attn_k.weight", torch.ones_like(attention.k_proj.weight)  # checkpoints have them
+    half = model.model.layers[-1].self_attn.head_dim // 2
+    yield "rope_freqs.weight", torch.tensor([1.0] * (half // 4) + [1e30] * (half - half // 4))
+
+
 def deepseek2(model: Any) -> Parts:
     """``DeepseekV2Model``: what makes keys is apart from what makes values, and turned over."""
     config = model.config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,20 @@ def stored_as(architecture: str, name: str, weight: Any, config: Any) -> Any:
 
 
 def add_words(
-    writer: Any, *, pre: str = "llama-bpe", template: str | None = TEMPLATE, pieces: Mapping[str, float] = {}
+    writer: Any,
+    *,
+    pre: str = "llama-bpe",
+    template: str | None = TEMPLATE,
+    pieces: Mapping[str, float] = {},
+    merges: Sequence[str] = (),
+    own: Sequence[str] = (),
 ) -> None:
-    """Adds a vocabulary: the bytes, two merges, and special tokens that fill it up; or ``pieces`` with scores, of which
-    the first three are unknown, BOS and EOS, and the next 256 bytes."""
+    """Adds a vocabulary: the bytes, two merges, its ``own`` tokens, and others that fill it up; or ``pieces`` with
+    scores, of which the first three are unknown, BOS and EOS, and the next 256 bytes; Gemma 4 has ``merges``, too."""
     if pre in {"bert", "t5"}:
         (add_word_pieces if pre == "bert" else add_unigram)(writer)
         return
-    texts = ["<pad>", "<s>", "</s>", "<unk>", *byte_alphabet(), "ab", "cd"]
+    texts = ["<pad>", "<s>", "</s>", "<unk>", *byte_alphabet(), "ab", "cd", *own]
     types = [3, 3, 3, 3] + [1] * (len(texts) - 4)
     texts += [f"<own{number}>" for number in range(TOKENS - len(texts))]
     types += [4] * (TOKENS - len(types))
@@ -82,10 +88,11 @@ def add_words(
         texts, types = list(pieces), [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)]
         writer.add_token_scores(list(pieces.values()))
         writer.add_unk_token_id(0)
+        writer.add_token_merges(merges)
     else:
         writer.add_token_merges(["a b", "c d"])
         writer.add_pad_token_id(0)
-    writer.add_tokenizer_model("llama" if pieces else "gpt2")
+    writer.add_tokenizer_model("gemma4" if merges else "llama" if pieces else "gpt2")
     writer.add_tokenizer_pre("default" if pieces else pre)
     writer.add_token_list(texts)
     writer.add_token_types(types)
@@ -151,7 +158,8 @@ def settings_of(writer: Any, config: Any) -> None:
     if not writer.arch.startswith("nemotron_h"):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    if writer.arch not in {"lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "granitehybrid", "deepseek2"}:
+    others = {"lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "granitehybrid", "deepseek2", "gemma4"}
+    if writer.arch not in others:
         writer.add_head_count_kv(config.num_key_value_heads)
     if (base := rope.get("full_attention", rope)["rope_theta"]) is not None:
         writer.add_rope_freq_base(base)

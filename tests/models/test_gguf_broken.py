@@ -331,5 +331,5 @@ def test_what_would_change_the_computation_and_is_not_known_is_refused(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"q.gguf has weights .* does not have: .*self_attn.q_norm.weight"):
         load_module("LlamaForCausalLM", folder, torch.float32)
     more = lambda writer, _: writer.add_tensor("rope_freqs.weight", np.linspace(1, 9, 32).astype(np.float32))  # noqa: E731
-    with pytest.raises(UnsupportedModel, match=r"factors of positions .* that are not Llama 3.1's"):
+    with pytest.raises(UnsupportedModel, match=r"factors of positions .* that are not Llama 3.1's or Gemma 4's"):
         settings_folder(write_gguf(tmp_path / "o.gguf", "llama", made, more=more))

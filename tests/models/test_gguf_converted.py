@@ -127,7 +127,41 @@ MIXERS = (
     ("head_count_kv", lambda config: [2 if "full" in one else 0 for one in config.layers_block_type]),
     ("feed_forward_length", lambda config: [96 if one in {"mlp", "moe"} else 0 for one in config.layers_block_type]),
 )
+ALIKE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": 320,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 30.0,
+}
+OF_GEMMA4 = (
+    *WINDOW,
+    *(("key_length", 32), ("value_length", 32), ("key_length_swa", 16), ("value_length_swa", 16)),
+    *(("rope_dimension_count", 32), ("rope_dimension_count_swa", 16), ("rope_freq_base_swa", 1e4)),
+    ("shared_kv_layers", "num_kv_shared_layers"),
+    ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
+)
 MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
+    "gemma4": (
+        *("Gemma4TextConfig", "Gemma4ForCausalLM"),
+        {**GEMMA4, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+        made_by.gemma4,
+        tells(*OF_GEMMA4, ("head_count_kv", 2), ("feed_forward_length", [96, 96, 192, 192])),
+    ),
+    "gemma4:experts": (
+        *("Gemma4TextConfig", "Gemma4ForCausalLM"),
+        {**GEMMA4, **FEW, **ALIKE, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2},
+        made_by.gemma4,
+        tells(
+            *(*OF_GEMMA4, ("head_count_kv", [2, 1, 2, 1]), ("expert_count", "num_experts")),
+            *(("expert_used_count", "top_k_experts"), ("expert_feed_forward_length", "moe_intermediate_size")),
+        ),
+    ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {"head_dim": 32}, named, tells(*HEAD)),
     "exaone4": (
         *("Exaone4Config", "Exaone4ForCausalLM"),

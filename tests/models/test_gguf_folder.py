@@ -31,6 +31,7 @@ from triolet.models.checkpoints.settings import read_json
 from triolet.models.checkpoints.turns import TURNS, Turns
 from triolet.models.checkpoints.whisper_tokenizer import whole_tokenizer
 
+from ..checkpoints.checkpoints import classes
 from ..checkpoints.gguf_files import TEMPLATE, TOKENS, tiny, write_gguf
 
 REAL = os.environ.get("TRIOLET_REAL", "")
@@ -277,6 +278,14 @@ def test_the_settings_say_how_texts_begin_and_end(file):
     assert read_json(found / "generation_config.json")["eos_token_id"] == [2]
 
 
+def test_tokens_that_are_never_written_are_known(made, tmp_path):
+    def more(writer: Any, config: Any) -> None:
+        writer.add_array("tokenizer.ggml.suppress_tokens", [5, 7])
+
+    found = resolve(write_gguf(tmp_path / "m.gguf", "llama", made, more=more))
+    assert read_json(found / "generation_config.json")["suppress_tokens"] == [5, 7]
+
+
 def test_a_token_of_which_merges_would_be_sought_for_hours_is_refused(made, tmp_path):
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a" * (1 << 20)]
     words = {"pieces": dict.fromkeys(pieces, 0.0)}
@@ -300,6 +309,31 @@ def test_a_vocabulary_of_sentencepiece_merges_by_scores(made, tmp_path):
         "cab<s>a": ["<s>", "▁", "c", "ab", "<s>", "▁a"],
     }
     assert found.decode(found.encode("ab é abc").ids) == "ab é abc"
+
+
+def test_a_vocabulary_of_gemma_4_merges_as_transformers_does(made, tmp_path):
+    """In the order of the file, whatever the scores, across words and lines; and texts begin with BOS."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abc\n", "<turn|>"]
+    merges = ["▁ a", "b c", "a b", "▁a bc", "c ▁", "\n \n", "▁ ▁"]
+    pieces += [merge.replace(" ", "") for merge in merges]
+    path = tmp_path / "s.gguf"
+    write_gguf(path, "llama", made, words={"pieces": dict.fromkeys(pieces, 0.0), "merges": merges})
+    found, _, ends = make_tokenizer(read_gguf(path))
+    theirs = classes().GemmaTokenizer(
+        {text: one for one, text in enumerate(pieces)}, [tuple(one.split(" ")) for one in merges]
+    )
+    for text in ("abc abc", "c a  b\n\n\nab é", "cabc "):
+        assert found.encode(text).ids == [1, *theirs.backend_tokenizer.encode(text, add_special_tokens=False).ids]
+        assert found.decode(found.encode(text).ids) == text
+    assert ends == [2, pieces.index("<turn|>")]
+
+
+def test_a_message_of_gpt_oss_does_not_end_its_text(made, tmp_path):
+    """Elsewhere the same token does."""
+    marks = ["<|end|>", "<|return|>", "<|call|>"]
+    for count, ends in ((1, [2, 262]), (3, [2, 263, 264])):
+        path = write_gguf(tmp_path / f"{count}.gguf", "llama", made, words={"own": marks[:count]})
+        assert make_tokenizer(read_gguf(path))[2] == ends
 
 
 @pytest.mark.real
