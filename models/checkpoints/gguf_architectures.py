@@ -4,7 +4,8 @@ The converter names settings and tensors alike for all architectures, so a row o
 differs. Names of tensors are told as ``theirs=own``. Of an own name
 
 - ``{}`` stands for an expert's number;
-- ``a|b``: rows of the tensor are those of several matrices, as many of each;
+- ``a|b``: rows of the tensor are those of several matrices: as many of each, or as many as queries, keys and values
+  have heads;
 - ``a@1``: the tensor is the second part of what it is joined to be, by `JOINS` of `gguf_tensors`.
 """
 
@@ -54,6 +55,15 @@ _ROUTED = _EXPERTS | pairs(  # of DeepSeek and models like it
     "exp_probs_b.bias=mlp.gate.e_score_correction_bias ffn_gate_shexp=mlp.shared_experts.gate_proj "
     "ffn_up_shexp=mlp.shared_experts.up_proj ffn_down_shexp=mlp.shared_experts.down_proj"
 )
+_ERNIE_MOE = _ROUTED | pairs("exp_probs_b.bias=mlp.gate.moe_statics.e_score_correction_bias")
+_ERNIE_MOE_SIZES = pairs(
+    "expert_count=moe_num_experts expert_used_count=moe_k interleave_moe_layer_step=moe_layer_interval "
+    "leading_dense_block_count=moe_layer_start_index expert_shared_count=moe_num_shared_experts"
+)
+_AFMOE = _ROUTED | pairs(
+    "attn_gate=self_attn.gate_proj post_attention_norm=post_attention_layernorm ffn_norm=pre_mlp_layernorm "
+    "post_ffw_norm=post_mlp_layernorm ffn_gate_inp=mlp.router.gate exp_probs_b.bias=mlp.expert_bias"
+)
 _ROUTED_SIZES = pairs(
     "expert_count=n_routed_experts expert_shared_count=n_shared_experts expert_group_count=n_group "
     "leading_dense_block_count=first_k_dense_replace expert_group_used_count=topk_group"
@@ -101,12 +111,15 @@ _MODERN_BERT = pairs(
     "output_norm.weight=final_norm.weight attn_norm=attn_norm attn_qkv=attn.Wqkv attn_output=attn.Wo "
     "ffn_norm=mlp_norm ffn_up=mlp.Wi ffn_down=mlp.Wo"
 )
+_GLM = pairs("attn_qkv=self_attn.q_proj|self_attn.k_proj|self_attn.v_proj ffn_up=mlp.gate_up_proj")
 _GLM4 = pairs("post_attention_norm=post_self_attn_layernorm ffn_up=mlp.gate_up_proj post_ffw_norm=post_mlp_layernorm")
 _PHI2 = pairs(
     "attn_output=self_attn.dense ffn_up=mlp.fc1 ffn_down=mlp.fc2 output_norm.weight=model.final_layernorm.weight "
     "output_norm.bias=model.final_layernorm.bias output.bias=lm_head.bias"
 )
 _HUNYUAN = pairs("attn_q_norm=self_attn.query_layernorm attn_k_norm=self_attn.key_layernorm")
+_HUNYUAN_MOE = _HUNYUAN | {theirs: own.replace("shared_expert.", "shared_mlp.") for theirs, own in _EXPERTS.items()}
+_HUNYUAN_MOE |= pairs("ffn_gate_inp=mlp.gate.wg")
 _GPT_OSS = _SECOND | pairs(
     "attn_sinks.weight=self_attn.sinks ffn_gate_inp=mlp.router ffn_gate_exps.weight=mlp.experts.gate_up_proj@0 "
     "ffn_up_exps.weight=mlp.experts.gate_up_proj@1 ffn_gate_exps.bias=mlp.experts.gate_up_proj_bias@0 "
@@ -235,6 +248,28 @@ def _windows(told: Told, usual: int = 4, before: int = 1) -> dict[str, Any]:
 def _olmo2(told: Told) -> dict[str, Any]:
     made = _windows(told)
     return made | {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"]} if "layer_types" in made else {}
+
+
+def _glm(told: Told) -> dict[str, Any]:
+    leaves = {name.split(".", 2)[-1] for name in told.file.tensors}
+    head = told.whole("embedding_length") // told.whole("attention.head_count")
+    return {"attention_bias": bool({"attn_q.bias", "attn_qkv.bias"} & leaves), "head_dim": head}
+
+
+def _minicpm(told: Told) -> dict[str, Any]:
+    """Granite's layers, with the scores of all others."""
+    return {"attention_multiplier": (told.whole("embedding_length") // told.whole("attention.head_count")) ** -0.5}
+
+
+def _afmoe(told: Told) -> dict[str, Any]:
+    told.only("expert_gating_func", _SIGMOID)
+    told.only("expert_weights_norm", True)
+    return _windows(told) | {"mup_enabled": True}
+
+
+def _hunyuan_moe(told: Told) -> dict[str, Any]:
+    told.only("expert_shared_count", 1)
+    return {"moe_topk": told.whole("expert_used_count")}
 
 
 def _mistral3(told: Told) -> dict[str, Any]:
@@ -420,6 +455,24 @@ ARCHITECTURES: Final = {
     "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4, partial=True),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _EXPERTS, _RMS | {"attention.clamp_kqv": "clip_qkv"}),
     "phi2": Architecture("phi", "PhiForCausalLM", _PHI2, {_MEAN: "layer_norm_eps"}, partial=True),
+    "exaone": Architecture("llama", "LlamaForCausalLM"),
+    "internlm2": Architecture("llama", "LlamaForCausalLM", turned=True),
+    "minicpm": Architecture("granite", "GraniteForCausalLM", {}, _RMS | _GRANITE, more=_minicpm, turned=True),
+    "olmo": Architecture("olmo", "OlmoForCausalLM", {}, {"attention.clamp_kqv": "clip_qkv"}, turned=True),
+    "jais2": Architecture("jais2", "Jais2ForCausalLM", {}, {_MEAN: "layer_norm_eps"}),
+    "chatglm": Architecture("glm", "GlmForCausalLM", _GLM, more=_glm, partial=True),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _ERNIE_MOE, sizes=_ERNIE_MOE_SIZES),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", _HUNYUAN_MOE, more=_hunyuan_moe),
+    "exaone-moe": Architecture(
+        *("exaone_moe", "ExaoneMoeForCausalLM", _ROUTED),
+        more=lambda told: _routed(told) | _windows(told),
+        sizes=pairs("expert_shared_count=num_shared_experts"),
+    ),
+    "afmoe": Architecture(
+        *("afmoe", "AfmoeForCausalLM", _AFMOE, _RMS | pairs("expert_weights_scale=route_scale")),
+        more=_afmoe,
+        sizes=pairs("expert_shared_count=num_shared_experts leading_dense_block_count=num_dense_layers"),
+    ),
     "arcee": Architecture("arcee", "ArceeForCausalLM", turned=True),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _HUNYUAN),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", more=_mistral3, turned=True),

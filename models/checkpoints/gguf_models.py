@@ -102,6 +102,16 @@ def heads_of(file: GgufFile, tensor: str) -> int:
     return told.whole("attention.head_count_kv" if kv else "attention.head_count")
 
 
+def shares_of(file: GgufFile, several: int) -> list[int]:
+    """Returns the shares that matrices have of the rows of one; of queries, keys and values as many as their heads."""
+    told = Told(file)
+    if several != len("qkv"):
+        return [1] * several
+    heads = told.whole("attention.head_count")
+    kv = heads if told.get("attention.head_count_kv") is None else told.whole("attention.head_count_kv")
+    return [heads, kv, kv]
+
+
 def delta_heads(file: GgufFile) -> DeltaHeads | None:
     """Returns the heads of a model with delta rules; ``None``: it has none."""
     told = Told(file)

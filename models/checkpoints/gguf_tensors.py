@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +21,7 @@ from torch import Tensor
 from ...core.errors import CheckpointError
 from .gguf_file import PLAIN, GgufFile, Placed
 from .gguf_folder import header_key
-from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of
+from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of, shares_of
 from .settings import read_json
 from .stored import StoredTensor
 from .unread import UnreadTensor, derived
@@ -288,15 +289,18 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
             tensor = evolve(tensor, change=_lowered)
         own, _, number = own.partition("@")
         several, count = own.split("|"), tensor.shape[0]
+        shares = shares_of(file, len(several))
+        share, odd = divmod(count, sum(shares))
         if number:
             joined.setdefault(own, {})[int(number)] = tensor
         elif "{}" in own:
             found |= {own.format(index): tensor.part(index) for index in range(count)}
-        elif count % len(several):
+        elif odd:
             raise CheckpointError(f"{file.path}: {name} has {count} rows for {own}; download it again")
         else:
-            rows = count // len(several), *tensor.shape[1:]
-            found |= {one: tensor.cut(index * prod(rows), rows) for index, one in enumerate(several)}
+            for one, rows, end in zip(several, shares, accumulate(shares), strict=True):
+                shape = rows * share, *tensor.shape[1:]
+                found[one] = tensor.cut((end - rows) * share * prod(tensor.shape[1:]), shape)
     together = None if delta is None else delta.together()
     return found | {own: JoinedTensor.of(own, parts, together) for own, parts in joined.items()}
 

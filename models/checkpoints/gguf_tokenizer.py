@@ -40,20 +40,60 @@ _DEEPSEEK = (  # one after the other
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_CASED = (  # not those of all alphabets
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c88\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68"
+    r"\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df1e}]]"
+)
+_ASIAN = r"[\u0800-\u9fa5\uac00-\ud7ff]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?{_CASED}+",
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    *(r"\s+$", _ASIAN, r"\p{N}+"),
+)
+_DEEPSEEK_CODER = r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}"
+_BY_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_AFMOE = (
+    _BY_THREES,
+    r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+    r"\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    _DEEPSEEK[-1],
+)
+_KIMI = rf"\p{{Han}}+|{_WORD % (f'{_CONTRACTED}?', f'{_CONTRACTED}?')}|\p{{N}}{{1,3}}{_REST}".replace(
+    r"\p{M}]", r"\p{M}&&[^\p{Han}]]"
+)
+_EXAONE_MOE = (
+    rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_JAIS2 = _LLAMA3.removesuffix(r"\s+(?!\S)|\s+") + "".join(rf"\s{{{1 << count}}}(?!\S)|" for count in range(9, 1, -1))
+_JAIS2 += r"\s{1,2}(?!\S)|\s"
 _GPT2, _DIGITS = "gpt-2", "digits"  # the cuts of GPT-2; and each digit alone before them
 _CUTS: Final[dict[str, str | tuple[str, ...]]] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"), _LLAMA3
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open"), _QWEN2),
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mpt", "jais"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _DIGITS),
-    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
+    **dict.fromkeys(
+        ("gpt-2", "olmo", "phi-2", "mpt", "jais", "exaone4", "trillion", "gigachat", "a.x-4.0", "mellum"), _GPT2
+    ),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), _GPT4O),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK),
     "tekken": _TEKKEN,
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "kimi-k2": _KIMI,
+    "seed-coder": _QWEN2.replace(r"]+[\r\n]*|", r"]+|"),
+    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O),
+    "exaone-moe": _EXAONE_MOE,
+    "jais-2": _JAIS2,
+    "afmoe": _AFMOE,
     "qwen35": _QWEN35,
     **dict.fromkeys(("modern-bert", "roberta-bpe"), _GPT2),
 }
-_WHOLE_FIRST = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
+_WHOLE_FIRST = {"midm-2.0", "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
 """Rules under which a piece that is a token is not merged of others; such vocabularies begin texts with BOS."""
 _COMPOSED = {"qwen2", "deepseek-r1-qwen", "megrez", "qwen35", "modern-bert"}
 _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says

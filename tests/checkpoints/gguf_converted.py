@@ -136,6 +136,19 @@ def turned(model: Any, parts: Parts) -> Parts:
         yield name, permuted(weight, found) if found else weight
 
 
+def llama(model: Any) -> Parts:
+    return turned(model, named(model))
+
+
+def glm(model: Any) -> Parts:
+    """``ChatGLMModel``: a checkpoint with one matrix for queries, keys and values."""
+    weights = dict(named(model))
+    for name in [name for name in weights if ".q_proj." in name]:
+        several = [weights.pop(name.replace("q_proj", one)) for one in ("q_proj", "k_proj", "v_proj")]
+        weights[f"{block_of(name)}.attn_qkv.{name.rpartition('.')[-1]}"] = torch.cat(several)
+    return iter(weights.items())
+
+
 def gpt_oss(model: Any) -> Parts:
     """``GptOssModel``: outputs of experts are rows, gates are each second one of them."""
     for name, weight in named(model):

@@ -19,7 +19,7 @@ from triolet.models.checkpoints.settings import read_json
 from triolet.models.native.library import Library
 
 from ..checkpoints import gguf_converted as made_by
-from ..checkpoints.gguf_converted import named, stacked, turned, write_converted
+from ..checkpoints.gguf_converted import llama, named, stacked, write_converted
 from ..checkpoints.gguf_files import random_blocks, tiny
 from .texts import Job, generate
 
@@ -28,6 +28,7 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_g
 GRANITE = {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 2.0}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 DELTA |= {"head_dim": 32, "num_hidden_layers": 4, "linear_conv_kernel_dim": 4}
+MANY = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 ROUTED |= {"n_group": 2, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5, "n_shared_experts": 1}
@@ -183,12 +184,93 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
         tells(*EXPERTS),
     ),
     "phi2": ("PhiConfig", "PhiForCausalLM", HALF, named, tells(("rope_dimension_count", 8))),
-    "arcee": ("ArceeConfig", "ArceeForCausalLM", {}, lambda model: turned(model, named(model)), tells()),
+    "exaone": ("LlamaConfig", "LlamaForCausalLM", {}, named, tells(("rope_dimension_count", 16))),
+    "internlm2": ("LlamaConfig", "LlamaForCausalLM", {}, llama, tells()),
+    "minicpm": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {**GRANITE, "attention_multiplier": 0.25},
+        llama,
+        tells(*SCALES[1:]),
+    ),
+    "olmo": (
+        "OlmoConfig",
+        "OlmoForCausalLM",
+        {"clip_qkv": 1.0},
+        llama,
+        tells(("layer_norm_eps", 1e-5), ("clamp_kqv", 1.0)),
+    ),
+    "jais2": (
+        "Jais2Config",
+        "Jais2ForCausalLM",
+        {"head_dim": 16},
+        named,
+        tells(*HEAD, ("rope_dimension_count", "head_dim")),
+    ),
+    "chatglm": (
+        "GlmConfig",
+        "GlmForCausalLM",
+        {"head_dim": 16, "attention_bias": True, **HALF},
+        made_by.glm,
+        tells(TURNING),
+    ),
+    "ernie4_5-moe": (
+        *("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM"),
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 1,
+            "num_hidden_layers": 4,
+        }
+        | {"moe_layer_interval": 2},
+        lambda model: stacked(model, {"mlp.gate.moe_statics": "mlp.moe_statics"}),
+        tells(
+            *(("expert_count", "moe_num_experts"), ("expert_used_count", "moe_k"), SHARED[2]),
+            *(("interleave_moe_layer_step", "moe_layer_interval"), ("expert_shared_count", "moe_num_shared_experts")),
+            *(("leading_dense_block_count", "moe_layer_start_index"), ("expert_shared_feed_forward_length", 48)),
+        ),
+    ),
+    "hunyuan-moe": (
+        *("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM"),
+        {"num_experts": 4, "moe_topk": 2, "head_dim": 16},
+        stacked,
+        tells(*HEAD, *EXPERTS, ("expert_feed_forward_length", "intermediate_size"), ("expert_shared_count", 1)),
+    ),
+    "exaone-moe": (
+        *("ExaoneMoeConfig", "ExaoneMoeForCausalLM"),
+        {**MANY, "first_k_dense_replace": 1, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4},
+        stacked,
+        tells(
+            *(*HEAD, *SHARED[:3], *WINDOW, DENSE, SIGMOID, ("expert_shared_count", "num_shared_experts")),
+            *(("expert_weights_norm", True), ("expert_weights_scale", "routed_scaling_factor")),
+            ("rope_scaling_type", gguf.RopeScalingType.NONE),
+        ),
+    ),
+    "afmoe": (
+        *("AfmoeConfig", "AfmoeForCausalLM"),
+        {
+            **MANY,
+            "num_dense_layers": 1,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "num_hidden_layers": 4,
+            "mup_enabled": True,
+        }
+        | {"route_scale": 2.5},
+        lambda model: stacked(model, {"expert_bias": "expert_bias.bias"}),
+        tells(
+            *(*HEAD, *SHARED[:3], SIGMOID, WINDOW[0], ("expert_shared_count", "num_shared_experts")),
+            *(("leading_dense_block_count", "num_dense_layers"), ("expert_weights_norm", True)),
+            ("expert_weights_scale", "route_scale"),
+        ),
+    ),
+    "arcee": ("ArceeConfig", "ArceeForCausalLM", {}, llama, tells()),
     "hunyuan-dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", {"head_dim": 16}, named, tells(*HEAD)),
     "mistral3": (
         *("Ministral3Config", "Ministral3ForCausalLM"),
         {"head_dim": 32, "rope_parameters": LONG},
-        lambda model: turned(model, named(model)),
+        llama,
         tells(*HEAD, *YARNED, ("rope_scaling_yarn_log_mul", 1.0), ("attn_temperature_scale", 0.1)),
     ),
     "minimax-m2": (
