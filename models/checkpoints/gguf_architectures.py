@@ -12,6 +12,7 @@ differs. Names of tensors are told as ``theirs=own``. Of an own name
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -34,11 +35,24 @@ _SANDWICHED = pairs(  # norms before and after a part
     "post_ffw_norm=post_feedforward_layernorm"
 )
 _SECOND = pairs("post_attention_norm=post_attention_layernorm")  # the norm before the MLP, by another name
-_GEMMA4 = _SANDWICHED | pairs(
-    "layer_output_scale.weight=layer_scalar inp_gate=per_layer_input_gate proj=per_layer_projection "
-    "post_norm=post_per_layer_input_norm per_layer_token_embd.weight=model.embed_tokens_per_layer.weight "
+_BY_LAYER = _SANDWICHED | pairs(  # embeddings of their own for each layer
+    "inp_gate=per_layer_input_gate proj=per_layer_projection post_norm=post_per_layer_input_norm "
+    "per_layer_token_embd.weight=model.embed_tokens_per_layer.weight "
     "per_layer_model_proj.weight=model.per_layer_model_projection.weight "
-    "per_layer_proj_norm.weight=model.per_layer_projection_norm.weight ffn_gate_inp.scale=router.scale "
+    "per_layer_proj_norm.weight=model.per_layer_projection_norm.weight"
+)
+_BY_LAYER_SIZES = pairs(
+    "embedding_length_per_layer_input=hidden_size_per_layer_input attention.shared_kv_layers=num_kv_shared_layers"
+)
+_GEMMA3N = _BY_LAYER | pairs(
+    "altup_proj.weight=model.altup_projections.{}.weight altup_router=altup.modality_router "
+    "altup_unembd_proj.weight=model.altup_unembed_projections.{}.weight altup_router_norm=altup.router_norm "
+    "altup_correct_scale.weight=altup.correct_output_scale altup_correct_coef=altup.correction_coefs "
+    "altup_predict_coef=altup.prediction_coefs laurel_l=laurel.linear_left laurel_r=laurel.linear_right "
+    "laurel_post_norm=laurel.post_laurel_norm"
+)
+_GEMMA4 = _BY_LAYER | pairs(
+    "layer_output_scale.weight=layer_scalar ffn_gate_inp.scale=router.scale "
     "ffn_gate_inp.weight=router.proj.weight ffn_down_exps.scale=router.per_expert_scale "
     "ffn_down_exps.weight=experts.down_proj ffn_gate_up_exps.weight=experts.gate_up_proj "
     "ffn_gate_exps.weight=experts.gate_up_proj@0 ffn_up_exps.weight=experts.gate_up_proj@1 "
@@ -173,6 +187,7 @@ _DELTA_SIZES = pairs(
 )
 _PATTERN = "attention.sliding_window_pattern"
 _SIGMOID = 2  # of the functions that make chances of an expert's scores
+_NORMAL = NormalDist()
 _OF_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scores are divided as no other's
 
 
@@ -193,6 +208,21 @@ def _gemma3(told: Told) -> dict[str, Any]:
     near = {"rope_type": "default", "rope_theta": 10_000.0}
     made = _gemma2(told) | {"rope_parameters": {"full_attention": rope(told), "sliding_attention": near}}
     return made | {"use_bidirectional_attention": told.architecture == "gemma-embedding"}
+
+
+def _gemma3n(told: Told) -> dict[str, Any]:
+    """The file has the deviations from the mean that activations must reach, in place of their share."""
+    scales, near = told.each("activation_sparsity_scale"), told.real("rope.freq_base_swa", 10_000.0)
+    if len(scales) < told.layers or not all(isinstance(one, float) for one in scales):
+        raise told.bad("activation_sparsity_scale", scales, f"{told.layers} numbers")
+    words, left = (told.file.tensors.get(name) for name in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight"))
+    if words is None or left is None:
+        raise told.bad("embedding_length_per_layer_input", None, "a file with per_layer_token_embd and laurel_l")
+    kinds = {"full_attention": rope(told), "sliding_attention": {"rope_type": "default", "rope_theta": near}}
+    made = _windows(told) | {"rope_parameters": kinds, "intermediate_size": told.spread("feed_forward_length")}
+    made |= {"vocab_size_per_layer_input": words.shape[0], "laurel_rank": left.shape[0]}
+    made |= {"num_key_value_heads": told.whole("attention.head_count_kv")}
+    return made | {"activation_sparsity_pattern": [round(_NORMAL.cdf(one), 6) for one in scales[: told.layers]]}
 
 
 def _gemma4(told: Told) -> dict[str, Any]:
@@ -433,10 +463,13 @@ ARCHITECTURES: Final = {
     "gemma4": Architecture(
         *("gemma4_text", "Gemma4ForCausalLM", _GEMMA4, _RMS | _CAPS),
         more=_gemma4,
-        sizes=pairs(
-            "embedding_length_per_layer_input=hidden_size_per_layer_input expert_used_count=top_k_experts "
-            "attention.shared_kv_layers=num_kv_shared_layers"
-        ),
+        sizes=_BY_LAYER_SIZES | pairs("expert_used_count=top_k_experts"),
+        by_layer=True,
+    ),
+    "gemma3n": Architecture(
+        *("gemma3n_text", "Gemma3nForCausalLM", _GEMMA3N, _RMS | _CAPS),
+        more=_gemma3n,
+        sizes=_BY_LAYER_SIZES | pairs("altup.active_idx=altup_active_idx altup.num_inputs=altup_num_inputs"),
         by_layer=True,
     ),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED, more=_phi3, partial=True),

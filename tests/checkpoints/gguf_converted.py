@@ -164,6 +164,15 @@ def gpt_oss(model: Any) -> Parts:
             yield name.replace("sinks", "sinks.weight"), weight
 
 
+def gemma3n(model: Any) -> Parts:
+    """``Gemma3NModel``: matrices of the other inputs are stacked."""
+    weights = dict(named(model))
+    for name, theirs in (("projections", "proj"), ("unembed_projections", "unembd_proj")):
+        several = [weights.pop(f"model.altup_{name}.{one}.weight") for one in range(3)]
+        weights[f"altup_{theirs}.weight"] = torch.stack(several)
+    return ((f"{name}.weight" if name.endswith("_scale") else name, weight) for name, weight in weights.items())
+
+
 def gemma4(model: Any) -> Parts:
     """``Gemma4Model``."""
     places = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}

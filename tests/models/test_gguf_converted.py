@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,26 @@ OF_GEMMA4 = (
     ("final_logit_softcapping", "final_logit_softcapping"),
 )
 MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
+    "gemma3n": (
+        *("Gemma3nTextConfig", "Gemma3nForCausalLM"),
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 16,
+            "num_kv_shared_layers": 2,
+            "laurel_rank": 16,
+            "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
+        },
+        made_by.gemma3n,
+        tells(
+            *(
+                *HEAD,
+                *WINDOW,
+                *OF_GEMMA4[-3:],
+                ("activation_sparsity_scale", [1.6448536, 1.6448536, -math.inf, -math.inf]),
+            ),
+            *(("altup_active_idx", "altup_active_idx"), ("altup_num_inputs", "altup_num_inputs")),
+        ),
+    ),
     "gemma4": (
         *("Gemma4TextConfig", "Gemma4ForCausalLM"),
         {**GEMMA4, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
