@@ -145,6 +145,21 @@ _LATENT = _ROUTED | pairs(
     "attn_kv_a_mqa=self_attn.kv_a_proj_with_mqa attn_kv_a_norm=self_attn.kv_a_layernorm "
     "attn_kv_b=self_attn.kv_b_proj attn_k_b=self_attn.kv_b_proj@0 attn_v_b=self_attn.kv_b_proj@1"
 )
+_MISTRAL4 = _LATENT | pairs(
+    "ffn_gate_up_exps.weight=mlp.experts.gate_up_proj ffn_down_exps.weight=mlp.experts.down_proj"
+)
+_GPT2 = pairs(
+    "token_embd.weight=transformer.wte.weight position_embd.weight=transformer.wpe.weight "
+    "output_norm.weight=transformer.ln_f.weight output_norm.bias=transformer.ln_f.bias attn_norm=ln_1 ffn_norm=ln_2 "
+    "attn_qkv=attn.c_attn attn_qkv.weight=attn.c_attn.weight@0 attn_output=attn.c_proj "
+    "attn_output.weight=attn.c_proj.weight@0 ffn_up=mlp.c_fc ffn_up.weight=mlp.c_fc.weight@0 ffn_down=mlp.c_proj "
+    "ffn_down.weight=mlp.c_proj.weight@0"
+)
+_GPT_NEOX = pairs(
+    "token_embd.weight=gpt_neox.embed_in.weight output_norm.weight=gpt_neox.final_layer_norm.weight "
+    "output_norm.bias=gpt_neox.final_layer_norm.bias attn_qkv=attention.query_key_value attn_output=attention.dense "
+    "ffn_up=mlp.dense_h_to_4h ffn_down=mlp.dense_4h_to_h"
+)
 _MAMBA = pairs(  # layers of Mamba 2
     "ssm_in=mamba.in_proj ssm_conv1d=mamba.conv1d ssm_dt.bias=mamba.dt_bias ssm_a=mamba.A_log ssm_d=mamba.D "
     "ssm_norm=mamba.norm ssm_out=mamba.out_proj"
@@ -281,9 +296,7 @@ def _olmo2(told: Told) -> dict[str, Any]:
 
 
 def _glm(told: Told) -> dict[str, Any]:
-    leaves = {name.split(".", 2)[-1] for name in told.file.tensors}
-    head = told.whole("embedding_length") // told.whole("attention.head_count")
-    return {"attention_bias": bool({"attn_q.bias", "attn_qkv.bias"} & leaves), "head_dim": head}
+    return {"head_dim": told.whole("embedding_length") // told.whole("attention.head_count")}
 
 
 def _minicpm(told: Told) -> dict[str, Any]:
@@ -352,6 +365,23 @@ def _deepseek2(told: Told) -> dict[str, Any]:
         made["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
     version = 3 if scored == _SIGMOID else 2
     return made | {"model_type": f"deepseek_v{version}", "architectures": [f"DeepseekV{version}ForCausalLM"]}
+
+
+def _mistral4(told: Told) -> dict[str, Any]:
+    """Files do not say how scores depend on the position, which is the same for all of Mistral 4."""
+    made = _deepseek2(told) | {"model_type": "mistral4", "architectures": ["Mistral4ForCausalLM"]}
+    made["head_dim"] = made["qk_nope_head_dim"] + made["qk_rope_head_dim"]
+    made["rope_parameters"] |= {"llama_4_scaling_beta": told.real("attention.temperature_scale", 0.1)}
+    return made
+
+
+def _minicpm3(told: Told) -> dict[str, Any]:
+    """All have the factors of llama.cpp."""
+    turning = told.whole("rope.dimension_count")
+    made = {"qk_rope_head_dim": turning, "qk_nope_head_dim": told.whole("attention.key_length") - turning}
+    made |= {name: told.whole(f"attention.{name}") for name in ("kv_lora_rank", "q_lora_rank")}
+    factors = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+    return made | factors | {"rope_parameters": rope(told, size=turning)}
 
 
 def _mamba(told: Told) -> dict[str, Any]:
@@ -514,6 +544,18 @@ ARCHITECTURES: Final = {
     ),
     "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _GPT_OSS, more=_gpt_oss),
     "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", _LATENT, more=_deepseek2, partial=True),
+    "mistral4": Architecture("mistral4", "Mistral4ForCausalLM", _MISTRAL4, more=_mistral4, partial=True),
+    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", _LATENT, more=_minicpm3, partial=True),
+    "gpt2": Architecture(
+        *("gpt2", "GPT2LMHeadModel", _GPT2, {_MEAN: "layer_norm_epsilon"}),
+        sizes=pairs("feed_forward_length=n_inner"),
+        layers="transformer.h",
+    ),
+    "gptneox": Architecture(
+        *("gpt_neox", "GPTNeoXForCausalLM", _GPT_NEOX, {_MEAN: "layer_norm_eps"}),
+        layers="gpt_neox.layers",
+        partial=True,
+    ),
     "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _ROUTED | _SECOND, more=_routed, partial=True),
     "dots1": Architecture("dots1", "Dots1ForCausalLM", _ROUTED, more=_routed),
     "granitemoe": Architecture(

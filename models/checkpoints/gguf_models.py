@@ -191,6 +191,7 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
     made["num_hidden_layers"] = told.layers
     blocks = [found for name in file.tensors if (found := _BLOCK.fullmatch(name))]
     numbers, leaves = {int(one[1]) for one in blocks}, {f"{one[2]}{one[3] or ''}" for one in blocks}
+    leaves |= {"attn_q.bias"} if "attn_qkv.bias" in leaves else set()
     if len(numbers) != told.whole("block_count") or max(numbers) >= len(numbers):
         raise told.bad("block_count", told.whole("block_count"), f"{len(numbers)}, as many as it has layers")
     if not told.has("token_embd.weight"):

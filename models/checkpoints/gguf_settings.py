@@ -124,7 +124,8 @@ def rope(told: Told, *, partial: bool = False, size: int | None = None) -> dict[
     if told.has("rope_factors_long.weight"):
         told.get("rope.scaling.attn_factor")  # follows from the lengths
         factors = {f"{one}_factor": told.tensor(f"rope_factors_{one}.weight") for one in ("long", "short")}
-        length = told.whole("rope.scaling.original_context_length")
+        name = "rope.scaling.original_context_length"
+        length = told.whole("context_length" if told.get(name) is None else name)
         return made | {"rope_type": "longrope", "original_max_position_embeddings": length, **factors}
     if told.has("rope_freqs.weight"):
         return made | _factored(told, made["rope_theta"], turning)

@@ -22,6 +22,7 @@ from ...core.errors import CheckpointError
 from .gguf_file import PLAIN, GgufFile, Placed
 from .gguf_folder import header_key
 from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of, shares_of
+from .gguf_settings import Told
 from .settings import read_json
 from .stored import StoredTensor
 from .unread import UnreadTensor, derived
@@ -177,7 +178,7 @@ def _turned_over(parts: list[Tensor]) -> Tensor:
 
 
 def _turned(part: Tensor) -> Tensor:
-    return part.transpose(1, 2).contiguous()
+    return part.transpose(-1, -2).contiguous()
 
 
 def _in_order(parts: list[Tensor], order: Tensor) -> Tensor:
@@ -197,7 +198,7 @@ JOINS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "self_attn.kv_b_proj.weight": _latent,
     "mlp.experts.gate_up_proj": _interleaved,
     "mlp.experts.gate_up_proj_bias": _interleaved,
-    "mlp.experts.down_proj": _turned_over,
+    **dict.fromkeys(("mlp.experts.down_proj", ".c_attn.weight", ".c_proj.weight", ".c_fc.weight"), _turned_over),
 }
 """How tensors are joined that transformers has as one, by the end of its name; others row after row."""
 
@@ -239,7 +240,7 @@ class JoinedTensor(StoredTensor):
     @property
     def turned(self) -> bool:
         """True if inputs come before outputs, which are the rows of the blocks."""
-        return self.join in {_interleaved, _turned_over} and len(self.shape) == 3
+        return self.join is _turned_over or (self.join is _interleaved and len(self.shape) == 3)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         """Returns the tensor in another dtype, unread where it may stay in blocks."""
@@ -283,6 +284,8 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
         tensor = _reshaped(GgufTensor.placed(name, at, lazily=lazily))
         if heads:
             tensor = _turned_back(tensor, heads)
+        if own.endswith(("query_key_value.weight", "query_key_value.bias")):
+            tensor = _headed(tensor, Told(file).whole("attention.head_count"))
         if delta is not None and delta.tiled:
             tensor = _untiled(tensor, delta)
         if kind.raised and own.endswith("norm.weight") and "linear_attn" not in own:
@@ -336,6 +339,14 @@ def _turned_back(tensor: GgufTensor, heads: int) -> GgufTensor:
     if rows % (2 * heads):
         raise CheckpointError(f"{tensor.path}: {tensor.name} has {rows} rows for {heads} heads; download it again")
     return _moved(tensor, np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1))
+
+
+def _headed(tensor: GgufTensor, heads: int) -> GgufTensor:
+    """Returns queries, keys and values of a head one after the other."""
+    rows = tensor.shape[0]
+    if rows % (3 * heads):
+        raise CheckpointError(f"{tensor.path}: {tensor.name} has {rows} rows for {heads} heads; download it again")
+    return _moved(tensor, np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(-1))
 
 
 def _moved(tensor: GgufTensor, order: np.ndarray[Any, Any]) -> GgufTensor:

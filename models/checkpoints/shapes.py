@@ -68,7 +68,7 @@ def _shape_of(name: str, stored: Any) -> StoredShape:
     kind, of_expert, shape = getattr(stored, "block_kind", None), ".experts." in name, stored.shape
     ordered = getattr(stored, "input_order", None) is not None
     if kind is not None and getattr(stored, "turned", False):
-        shape = shape[0], shape[2], shape[1]
+        shape = (*shape[:-2], shape[-1], shape[-2])
     if of_expert and (ordered or shape[-2] % _PANEL):
         kind = None
     if isinstance(stored, QuantizedTensor) and stored.in_int8 and not of_expert:

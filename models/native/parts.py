@@ -153,7 +153,7 @@ def packed(modules: Sequence[Any], *, int8: bool, order: Tensor | None = None) -
     """
     bias = _bias(modules)
     bias = bias if bias is None or order is None else bias[order]
-    weights = [each.weight.detach().T if _is_turned(each) else each.weight.detach() for each in modules]
+    weights = list(map(_outputs_first, modules))
     blocks = Panels.of_blocks(weights, bias, order, planes=1 if int8 else 2)
     if blocks is not None:
         panels = blocks
@@ -170,6 +170,14 @@ def packed(modules: Sequence[Any], *, int8: bool, order: Tensor | None = None) -
         made.append(PackedLinear(panels, first, outputs, places=own))
         first += outputs
     return made
+
+
+def _outputs_first(linear: Any) -> Tensor:
+    weight: Tensor = linear.weight.detach()
+    if not _is_turned(linear):
+        return weight
+    rows: Tensor | None = getattr(weight, "derived_from", None)  # of a GGUF file, in which outputs come first
+    return weight.T if rows is None else rows
 
 
 def _is_turned(linear: Any) -> bool:

@@ -186,10 +186,10 @@ def gemma4(model: Any) -> Parts:
     yield "rope_freqs.weight", torch.tensor([1.0] * (half // 4) + [1e30] * (half - half // 4))
 
 
-def deepseek2(model: Any) -> Parts:
+def deepseek2(model: Any, parts: Parts | None = None) -> Parts:
     """``DeepseekV2Model``: what makes keys is apart from what makes values, and turned over."""
     config = model.config
-    for name, weight in stacked(model):
+    for name, weight in parts or stacked(model):
         if name.endswith("kv_b_proj.weight"):
             heads = weight.view(config.num_attention_heads, -1, config.kv_lora_rank)
             keys, values = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
@@ -197,6 +197,37 @@ def deepseek2(model: Any) -> Parts:
             yield name.replace("kv_b_proj", "v_b_proj"), values
         else:
             yield name, weight
+
+
+def minicpm3(model: Any) -> Parts:
+    """``MiniCPM3Model``."""
+    yield from named(model)
+    for length in ("long", "short"):
+        yield f"rope_factors_{length}.weight", torch.tensor(model.config.rope_parameters[f"{length}_factor"])
+
+
+def mistral4(model: Any) -> Parts:
+    """``Mistral4Model``: gates of experts stay with what they gate."""
+    for name, weight in deepseek2(model, named(model)):
+        yield f"{name}.weight" if name.endswith(("gate_up_proj", "experts.down_proj")) else name, weight
+
+
+def gpt2(model: Any) -> Parts:
+    """``GPT2Model``: its linear layers have inputs as rows."""
+    for name, weight in named(model):
+        yield name, weight.T if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) else weight
+
+
+def gpt_neox(model: Any) -> Parts:
+    """``GPTNeoXModel``: queries of all heads, keys of all, values of all."""
+    heads = model.config.num_attention_heads
+    for name, weight in named(model):
+        moved = (
+            weight.view(heads, 3, -1, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
+            if "query" in name
+            else weight
+        )
+        yield name, moved
 
 
 def mamba(parts: Parts, groups: int) -> Parts:

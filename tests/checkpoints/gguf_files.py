@@ -20,8 +20,20 @@ BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_N
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ4_NL": (0,)}  # where float16 scales lie
 NORMS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 TURNED = {"llama", "smollm3", "granite"}
-MEANS = {"phi2", "cohere2", "command-r", "stablelm", "starcoder2", "olmo", "jais2", "bert", "nomic-bert"}
-MEANS |= {"jina-bert-v3"}
+MEANS = {
+    "phi2",
+    "cohere2",
+    "command-r",
+    "stablelm",
+    "starcoder2",
+    "olmo",
+    "jais2",
+    "gpt2",
+    "gptneox",
+    "bert",
+    "nomic-bert",
+    "jina-bert-v3",
+}
 RAISED = {"gemma", "gemma2", "gemma3", "nemotron"}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 SIZES = {
@@ -159,12 +171,23 @@ def settings_of(writer: Any, config: Any) -> None:
     if not writer.arch.startswith("nemotron_h"):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    others = {"lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "granitehybrid", "deepseek2", "gemma4", "nomic-bert"}
+    others = {
+        "lfm2",
+        "lfm2moe",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "granitehybrid",
+        "deepseek2",
+        "mistral4",
+        "gemma4",
+        "nomic-bert",
+        "gpt2",
+    }
     if writer.arch not in others:
         writer.add_head_count_kv(config.num_key_value_heads)
     if (base := rope.get("full_attention", rope)["rope_theta"]) is not None:
         writer.add_rope_freq_base(base)
-    eps = ("layer_norm_eps", "norm_epsilon") if writer.arch in MEANS else ()
+    eps = ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon") if writer.arch in MEANS else ()
     eps = ("norm_eps",) if writer.arch in {"nemotron", "modern-bert"} else eps
     for name in eps:
         if hasattr(config, name):

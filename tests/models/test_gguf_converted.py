@@ -29,6 +29,9 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_g
 GRANITE = {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 2.0}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 DELTA |= {"head_dim": 32, "num_hidden_layers": 4, "linear_conv_kernel_dim": 4}
+FACTORS = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+FACTORS |= {"long_factor": [2.0] * 8, "short_factor": [1.0 + one / 8 for one in range(8)]}
+ALL = {"num_key_value_heads": 4}
 MANY = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
@@ -326,6 +329,25 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
         {**ROUTED, **LATENT, "n_group": 1, "norm_topk_prob": False, "topk_method": "greedy"},
         made_by.deepseek2,
         tells(*ROUTING[:4], *ROUTING[6:], DENSE, *OF_LATENT),
+    ),
+    "mistral4": (
+        *("Mistral4Config", "Mistral4ForCausalLM"),
+        {**ROUTED, **LATENT, "n_group": 1, "rope_parameters": LONG},
+        made_by.mistral4,
+        tells(*ROUTING, DENSE, *OF_LATENT, *YARNED, ("rope_scaling_yarn_log_mul", 0.1)),
+    ),
+    "minicpm3": (
+        *("MiniCPM3Config", "MiniCPM3ForCausalLM"),
+        {**LATENT, "v_head_dim": 16, "rope_parameters": FACTORS},
+        made_by.minicpm3,
+        tells(OF_LATENT[1], *OF_LATENT[2:4], ("key_length", 48)),
+    ),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", ALL | {"intermediate_size": 256}, made_by.gpt2, tells()),
+    "gptneox": (
+        *("GPTNeoXConfig", "GPTNeoXForCausalLM"),
+        {**ALL, "hidden_act": "gelu", "use_parallel_residual": True},
+        made_by.gpt_neox,
+        tells(("rope_dimension_count", 4), ("parallel_residual", True)),
     ),
     "glm4moe": (
         *("Glm4MoeConfig", "Glm4MoeForCausalLM"),
