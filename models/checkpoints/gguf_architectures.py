@@ -17,189 +17,10 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from . import gguf_names as names
+from .gguf_names import RMS, pairs
 from .gguf_settings import Told, rope
 
-
-def pairs(text: str) -> dict[str, str]:
-    """Returns ``a=b c=d`` as a mapping."""
-    return dict(pair.split("=") for pair in text.split())
-
-
-LEAVES: Final = pairs(  # of a layer
-    "attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj attn_v=self_attn.v_proj "
-    "attn_output=self_attn.o_proj attn_q_norm=self_attn.q_norm attn_k_norm=self_attn.k_norm "
-    "ffn_norm=post_attention_layernorm ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj ffn_down=mlp.down_proj"
-)
-_SANDWICHED = pairs(  # norms before and after a part
-    "post_attention_norm=post_attention_layernorm ffn_norm=pre_feedforward_layernorm "
-    "post_ffw_norm=post_feedforward_layernorm"
-)
-_SECOND = pairs("post_attention_norm=post_attention_layernorm")  # the norm before the MLP, by another name
-_BY_LAYER = _SANDWICHED | pairs(  # embeddings of their own for each layer
-    "inp_gate=per_layer_input_gate proj=per_layer_projection post_norm=post_per_layer_input_norm "
-    "per_layer_token_embd.weight=model.embed_tokens_per_layer.weight "
-    "per_layer_model_proj.weight=model.per_layer_model_projection.weight "
-    "per_layer_proj_norm.weight=model.per_layer_projection_norm.weight"
-)
-_BY_LAYER_SIZES = pairs(
-    "embedding_length_per_layer_input=hidden_size_per_layer_input attention.shared_kv_layers=num_kv_shared_layers"
-)
-_GEMMA3N = _BY_LAYER | pairs(
-    "altup_proj.weight=model.altup_projections.{}.weight altup_router=altup.modality_router "
-    "altup_unembd_proj.weight=model.altup_unembed_projections.{}.weight altup_router_norm=altup.router_norm "
-    "altup_correct_scale.weight=altup.correct_output_scale altup_correct_coef=altup.correction_coefs "
-    "altup_predict_coef=altup.prediction_coefs laurel_l=laurel.linear_left laurel_r=laurel.linear_right "
-    "laurel_post_norm=laurel.post_laurel_norm"
-)
-_GEMMA4 = _BY_LAYER | pairs(
-    "layer_output_scale.weight=layer_scalar ffn_gate_inp.scale=router.scale "
-    "ffn_gate_inp.weight=router.proj.weight ffn_down_exps.scale=router.per_expert_scale "
-    "ffn_down_exps.weight=experts.down_proj ffn_gate_up_exps.weight=experts.gate_up_proj "
-    "ffn_gate_exps.weight=experts.gate_up_proj@0 ffn_up_exps.weight=experts.gate_up_proj@1 "
-    "pre_ffw_norm_2=pre_feedforward_layernorm_2 post_ffw_norm_1=post_feedforward_layernorm_1 "
-    "post_ffw_norm_2=post_feedforward_layernorm_2"
-)
-_EXPERTS = pairs(
-    "ffn_gate_inp=mlp.gate ffn_gate_exps=mlp.experts.{}.gate_proj ffn_up_exps=mlp.experts.{}.up_proj "
-    "ffn_down_exps=mlp.experts.{}.down_proj ffn_gate_inp_shexp=mlp.shared_expert_gate "
-    "ffn_gate_shexp=mlp.shared_expert.gate_proj ffn_up_shexp=mlp.shared_expert.up_proj "
-    "ffn_down_shexp=mlp.shared_expert.down_proj"
-)
-_ROUTED = _EXPERTS | pairs(  # of DeepSeek and models like it
-    "exp_probs_b.bias=mlp.gate.e_score_correction_bias ffn_gate_shexp=mlp.shared_experts.gate_proj "
-    "ffn_up_shexp=mlp.shared_experts.up_proj ffn_down_shexp=mlp.shared_experts.down_proj"
-)
-_ERNIE_MOE = _ROUTED | pairs("exp_probs_b.bias=mlp.gate.moe_statics.e_score_correction_bias")
-_ERNIE_MOE_SIZES = pairs(
-    "expert_count=moe_num_experts expert_used_count=moe_k interleave_moe_layer_step=moe_layer_interval "
-    "leading_dense_block_count=moe_layer_start_index expert_shared_count=moe_num_shared_experts"
-)
-_AFMOE = _ROUTED | pairs(
-    "attn_gate=self_attn.gate_proj post_attention_norm=post_attention_layernorm ffn_norm=pre_mlp_layernorm "
-    "post_ffw_norm=post_mlp_layernorm ffn_gate_inp=mlp.router.gate exp_probs_b.bias=mlp.expert_bias"
-)
-_ROUTED_SIZES = pairs(
-    "expert_count=n_routed_experts expert_shared_count=n_shared_experts expert_group_count=n_group "
-    "leading_dense_block_count=first_k_dense_replace expert_group_used_count=topk_group"
-)
-_MIXTRAL = pairs(
-    "ffn_gate_inp=block_sparse_moe.gate ffn_gate_exps=block_sparse_moe.experts.{}.w1 "
-    "ffn_up_exps=block_sparse_moe.experts.{}.w3 ffn_down_exps=block_sparse_moe.experts.{}.w2 "
-    "exp_probs_b.bias=block_sparse_moe.e_score_correction_bias"
-)
-_LFM2 = pairs(
-    "attn_norm=operator_norm attn_output=self_attn.out_proj attn_q_norm=self_attn.q_layernorm "
-    "attn_k_norm=self_attn.k_layernorm ffn_norm=ffn_norm ffn_gate=feed_forward.w1 ffn_up=feed_forward.w3 "
-    "ffn_down=feed_forward.w2 token_embd_norm.weight=model.embedding_norm.weight shortconv.conv=conv.conv "
-    "output_norm.weight=model.embedding_norm.weight shortconv.in_proj=conv.in_proj shortconv.out_proj=conv.out_proj "
-    "ffn_gate_inp=feed_forward.gate ffn_gate_exps=feed_forward.experts.{}.w1 ffn_up_exps=feed_forward.experts.{}.w3 "
-    "ffn_down_exps=feed_forward.experts.{}.w2 exp_probs_b.bias=feed_forward.expert_bias"
-)
-_RMS = pairs("attention.layer_norm_rms_epsilon=rms_norm_eps")
-_RMS_NORM = "attention.layer_norm_rms_epsilon"
-_MEAN = "attention.layer_norm_epsilon"  # of norms that take the mean off
-_LFM2_REALS = pairs("attention.layer_norm_rms_epsilon=norm_eps")
-_GRANITE = pairs(
-    "embedding_scale=embedding_multiplier residual_scale=residual_multiplier attention.scale=attention_multiplier "
-    "logit_scale=logits_scaling"
-)
-_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-_FUSED = pairs("attn_qkv=self_attn.qkv_proj ffn_up=mlp.gate_up_proj")
-_STARCODER2 = pairs("ffn_up=mlp.c_fc ffn_down=mlp.c_proj")
-_COHERE = {_MEAN: "layer_norm_eps", "logit_scale": "logit_scale"}
-_BERT = pairs(
-    "token_embd.weight=embeddings.word_embeddings.weight position_embd.weight=embeddings.position_embeddings.weight "
-    "token_types.weight=embeddings.token_type_embeddings.weight token_embd_norm.weight=embeddings.LayerNorm.weight "
-    "token_embd_norm.bias=embeddings.LayerNorm.bias attn_q=attention.self.query attn_k=attention.self.key "
-    "attn_v=attention.self.value attn_output=attention.output.dense attn_output_norm=attention.output.LayerNorm "
-    "ffn_up=intermediate.dense ffn_down=output.dense layer_output_norm=output.LayerNorm"
-)
-_NOMIC_BERT = _BERT | pairs(
-    "attn_qkv=self_attn.q_proj|self_attn.k_proj|self_attn.v_proj attn_output=self_attn.o_proj "
-    "attn_output_norm=post_attention_layernorm ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj ffn_down=mlp.down_proj "
-    "layer_output_norm=post_mlp_layernorm"
-)
-_JINA_BERT = _NOMIC_BERT | pairs("ffn_up=mlp.fc1 ffn_down=mlp.fc2")
-_MODERN_BERT = pairs(
-    "token_embd.weight=embeddings.tok_embeddings.weight token_embd_norm.weight=embeddings.norm.weight "
-    "output_norm.weight=final_norm.weight attn_norm=attn_norm attn_qkv=attn.Wqkv attn_output=attn.Wo "
-    "ffn_norm=mlp_norm ffn_up=mlp.Wi ffn_down=mlp.Wo"
-)
-_GLM = pairs("attn_qkv=self_attn.q_proj|self_attn.k_proj|self_attn.v_proj ffn_up=mlp.gate_up_proj")
-_GLM4 = pairs("post_attention_norm=post_self_attn_layernorm ffn_up=mlp.gate_up_proj post_ffw_norm=post_mlp_layernorm")
-_PHI2 = pairs(
-    "attn_output=self_attn.dense ffn_up=mlp.fc1 ffn_down=mlp.fc2 output_norm.weight=model.final_layernorm.weight "
-    "output_norm.bias=model.final_layernorm.bias output.bias=lm_head.bias"
-)
-_HUNYUAN = pairs("attn_q_norm=self_attn.query_layernorm attn_k_norm=self_attn.key_layernorm")
-_HUNYUAN_MOE = _HUNYUAN | {theirs: own.replace("shared_expert.", "shared_mlp.") for theirs, own in _EXPERTS.items()}
-_HUNYUAN_MOE |= pairs("ffn_gate_inp=mlp.gate.wg")
-_GPT_OSS = _SECOND | pairs(
-    "attn_sinks.weight=self_attn.sinks ffn_gate_inp=mlp.router ffn_gate_exps.weight=mlp.experts.gate_up_proj@0 "
-    "ffn_up_exps.weight=mlp.experts.gate_up_proj@1 ffn_gate_exps.bias=mlp.experts.gate_up_proj_bias@0 "
-    "ffn_up_exps.bias=mlp.experts.gate_up_proj_bias@1 ffn_down_exps.weight=mlp.experts.down_proj@0 "
-    "ffn_down_exps.bias=mlp.experts.down_proj_bias"
-)
-_LATENT = _ROUTED | pairs(
-    "attn_q_a=self_attn.q_a_proj attn_q_a_norm=self_attn.q_a_layernorm attn_q_b=self_attn.q_b_proj "
-    "attn_kv_a_mqa=self_attn.kv_a_proj_with_mqa attn_kv_a_norm=self_attn.kv_a_layernorm "
-    "attn_kv_b=self_attn.kv_b_proj attn_k_b=self_attn.kv_b_proj@0 attn_v_b=self_attn.kv_b_proj@1"
-)
-_MISTRAL4 = _LATENT | pairs(
-    "ffn_gate_up_exps.weight=mlp.experts.gate_up_proj ffn_down_exps.weight=mlp.experts.down_proj"
-)
-_GPT2 = pairs(
-    "token_embd.weight=transformer.wte.weight position_embd.weight=transformer.wpe.weight "
-    "output_norm.weight=transformer.ln_f.weight output_norm.bias=transformer.ln_f.bias attn_norm=ln_1 ffn_norm=ln_2 "
-    "attn_qkv=attn.c_attn attn_qkv.weight=attn.c_attn.weight@0 attn_output=attn.c_proj "
-    "attn_output.weight=attn.c_proj.weight@0 ffn_up=mlp.c_fc ffn_up.weight=mlp.c_fc.weight@0 ffn_down=mlp.c_proj "
-    "ffn_down.weight=mlp.c_proj.weight@0"
-)
-_GPT_NEOX = pairs(
-    "token_embd.weight=gpt_neox.embed_in.weight output_norm.weight=gpt_neox.final_layer_norm.weight "
-    "output_norm.bias=gpt_neox.final_layer_norm.bias attn_qkv=attention.query_key_value attn_output=attention.dense "
-    "ffn_up=mlp.dense_h_to_4h ffn_down=mlp.dense_4h_to_h"
-)
-_MAMBA = pairs(  # layers of Mamba 2
-    "ssm_in=mamba.in_proj ssm_conv1d=mamba.conv1d ssm_dt.bias=mamba.dt_bias ssm_a=mamba.A_log ssm_d=mamba.D "
-    "ssm_norm=mamba.norm ssm_out=mamba.out_proj"
-)
-_FALCON_H1 = _MAMBA | pairs(
-    "ffn_norm=pre_ff_layernorm.weight ffn_norm.weight=pre_ff_layernorm.weight "
-    "ffn_gate=feed_forward.gate_proj ffn_up=feed_forward.up_proj ffn_down=feed_forward.down_proj "
-    "output_norm.weight=model.final_layernorm.weight"
-)
-_GRANITE_MOE = _MAMBA | pairs(
-    "ffn_gate_inp=block_sparse_moe.router ffn_gate_exps.weight=block_sparse_moe.experts.gate_up_proj@0 "
-    "ffn_up_exps.weight=block_sparse_moe.experts.gate_up_proj@1 "
-    "ffn_down_exps.weight=block_sparse_moe.experts.down_proj ffn_gate_shexp=shared_mlp.input_linear@0 "
-    "ffn_up_shexp=shared_mlp.input_linear@1 "
-    "ffn_down_shexp=shared_mlp.output_linear ffn_gate=shared_mlp.input_linear@0 ffn_up=shared_mlp.input_linear@1 "
-    "ffn_down=shared_mlp.output_linear"
-)
-_NEMOTRON_H = {theirs: own.replace("mamba.", "mixer.") for theirs, own in _MAMBA.items()} | pairs(
-    "token_embd.weight=model.embeddings.weight output_norm.weight=model.norm_f.weight attn_norm=norm "
-    "attn_q=mixer.q_proj attn_k=mixer.k_proj attn_v=mixer.v_proj attn_output=mixer.o_proj ffn_up=mixer.up_proj "
-    "ffn_down=mixer.down_proj ffn_gate_inp=mixer.gate ffn_up_exps.weight=mixer.experts.up_proj "
-    "ffn_down_exps.weight=mixer.experts.down_proj exp_probs_b.bias=mixer.gate.e_score_correction_bias "
-    "ffn_up_shexp=mixer.shared_experts.up_proj ffn_down_shexp=mixer.shared_experts.down_proj"
-)
-_DELTA = {**_EXPERTS, **_SECOND} | pairs(
-    "ssm_conv1d=linear_attn.conv1d ssm_dt.bias=linear_attn.dt_bias ssm_a=linear_attn.A_log "
-    "ssm_norm=linear_attn.norm ssm_out=linear_attn.out_proj"
-)
-_QWEN3_NEXT = _DELTA | pairs(
-    "ssm_in=linear_attn.in_proj_qkvz attn_qkv=linear_attn.in_proj_qkvz@0 attn_gate=linear_attn.in_proj_qkvz@1 "
-    "ssm_ba=linear_attn.in_proj_ba"
-)
-_QWEN35 = _DELTA | pairs(
-    "attn_qkv=linear_attn.in_proj_qkv attn_gate=linear_attn.in_proj_z ssm_beta=linear_attn.in_proj_b "
-    "ssm_alpha=linear_attn.in_proj_a"
-)
-_DELTA_SIZES = pairs(
-    "ssm.conv_kernel=linear_conv_kernel_dim ssm.state_size=linear_key_head_dim ssm.group_count=linear_num_key_heads "
-    "ssm.time_step_rank=linear_num_value_heads"
-)
 _PATTERN = "attention.sliding_window_pattern"
 _SIGMOID = 2  # of the functions that make chances of an expert's scores
 _NORMAL = NormalDist()
@@ -337,7 +158,7 @@ def _routed(told: Told) -> dict[str, Any]:
     told.only("expert_gating_func", 1 if told.architecture == "deepseek2" else _SIGMOID, _SIGMOID, None)
     dense = 0 if told.get("expert_count") else told.layers
     made: dict[str, Any] = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": dense}
-    made |= told.wholes(_ROUTED_SIZES)
+    made |= told.wholes(names.ROUTED_SIZES)
     made |= {"topk_method": "greedy" if made["n_group"] == 1 else "group_limited_greedy"}  # of DeepSeek V2
     made |= {"norm_topk_prob": told.flag("expert_weights_norm")}
     return made | {"routed_scaling_factor": told.real("expert_weights_scale", 1.0)}
@@ -463,7 +284,7 @@ class Architecture:
     model_type: str
     loader: str
     names: Mapping[str, str] = {}  # of tensors, where they differ from `LEAVES`
-    reals: Mapping[str, str] = _RMS  # numbers with fractions among its settings
+    reals: Mapping[str, str] = RMS  # numbers with fractions among its settings
     more: Callable[[Told], dict[str, Any]] = field(default=lambda _: {}, kw_only=True)  # further settings
     sizes: Mapping[str, str] = field(default={}, kw_only=True)  # whole numbers that others do not have
     layers: str = field(default="model.layers", kw_only=True)  # where layers are
@@ -479,135 +300,166 @@ class Architecture:
 
 
 ARCHITECTURES: Final = {
-    "llama": Architecture("llama", "LlamaForCausalLM", _MIXTRAL, more=_llama, turned=True),  # and Mistral, Mixtral
+    "llama": Architecture("llama", "LlamaForCausalLM", names.MIXTRAL, more=_llama, turned=True),  # and Mistral, Mixtral
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
-    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", _EXPERTS),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _EXPERTS, more=lambda _: {"norm_topk_prob": True}),
+    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", names.EXPERTS),
+    "qwen3moe": Architecture(
+        "qwen3_moe", "Qwen3MoeForCausalLM", names.EXPERTS, more=lambda _: {"norm_topk_prob": True}
+    ),
     "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM"),  # in a text the three positions of a token are one
     "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM"),
-    "qwen3vlmoe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _EXPERTS, more=lambda _: {"norm_topk_prob": True}),
+    "qwen3vlmoe": Architecture(
+        "qwen3_moe", "Qwen3MoeForCausalLM", names.EXPERTS, more=lambda _: {"norm_topk_prob": True}
+    ),
     "gemma": Architecture("gemma", "GemmaForCausalLM", raised=True),
-    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _SANDWICHED, _RMS | _CAPS, more=_gemma2, raised=True),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _SANDWICHED, _RMS | _CAPS, more=_gemma3, raised=True),
+    "gemma2": Architecture(
+        "gemma2", "Gemma2ForCausalLM", names.SANDWICHED, RMS | names.CAPS, more=_gemma2, raised=True
+    ),
+    "gemma3": Architecture(
+        "gemma3_text", "Gemma3ForCausalLM", names.SANDWICHED, RMS | names.CAPS, more=_gemma3, raised=True
+    ),
     "gemma4": Architecture(
-        *("gemma4_text", "Gemma4ForCausalLM", _GEMMA4, _RMS | _CAPS),
+        *("gemma4_text", "Gemma4ForCausalLM", names.GEMMA4, RMS | names.CAPS),
         more=_gemma4,
-        sizes=_BY_LAYER_SIZES | pairs("expert_used_count=top_k_experts"),
+        sizes=names.BY_LAYER_SIZES | pairs("expert_used_count=top_k_experts"),
         by_layer=True,
     ),
     "gemma3n": Architecture(
-        *("gemma3n_text", "Gemma3nForCausalLM", _GEMMA3N, _RMS | _CAPS),
+        *("gemma3n_text", "Gemma3nForCausalLM", names.GEMMA3N, RMS | names.CAPS),
         more=_gemma3n,
-        sizes=_BY_LAYER_SIZES | pairs("altup.active_idx=altup_active_idx altup.num_inputs=altup_num_inputs"),
+        sizes=names.BY_LAYER_SIZES | pairs("altup.active_idx=altup_active_idx altup.num_inputs=altup_num_inputs"),
         by_layer=True,
     ),
-    "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED, more=_phi3, partial=True),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", names.FUSED, more=_phi3, partial=True),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", turned=True),
-    "granite": Architecture("granite", "GraniteForCausalLM", {}, _RMS | _GRANITE, turned=True),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _SANDWICHED, more=_olmo2),  # and Olmo 3
-    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", _LFM2, _LFM2_REALS, more=_lfm2),
-    "stablelm": Architecture("stablelm", "StableLmForCausalLM", {}, {_MEAN: "layer_norm_eps"}, partial=True),
-    "starcoder2": Architecture("starcoder2", "Starcoder2ForCausalLM", _STARCODER2, {_MEAN: "norm_epsilon"}),
-    "command-r": Architecture("cohere", "CohereForCausalLM", {}, _COHERE),
-    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", {}, _COHERE),
-    "nemotron": Architecture("nemotron", "NemotronForCausalLM", {}, {_MEAN: "norm_eps"}, raised=True, partial=True),
-    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _SECOND),
-    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", _SANDWICHED, more=_windows),
+    "granite": Architecture("granite", "GraniteForCausalLM", {}, RMS | names.GRANITE, turned=True),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", names.SANDWICHED, more=_olmo2),  # and Olmo 3
+    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", names.LFM2, names.LFM2_REALS, more=_lfm2),
+    "stablelm": Architecture("stablelm", "StableLmForCausalLM", {}, {names.MEAN: "layer_norm_eps"}, partial=True),
+    "starcoder2": Architecture("starcoder2", "Starcoder2ForCausalLM", names.STARCODER2, {names.MEAN: "norm_epsilon"}),
+    "command-r": Architecture("cohere", "CohereForCausalLM", {}, names.COHERE),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", {}, names.COHERE),
+    "nemotron": Architecture(
+        "nemotron", "NemotronForCausalLM", {}, {names.MEAN: "norm_eps"}, raised=True, partial=True
+    ),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", names.SECOND),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", names.SANDWICHED, more=_windows),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM"),
-    "glm4": Architecture("glm4", "Glm4ForCausalLM", _GLM4, partial=True),
-    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _EXPERTS, _RMS | {"attention.clamp_kqv": "clip_qkv"}),
-    "phi2": Architecture("phi", "PhiForCausalLM", _PHI2, {_MEAN: "layer_norm_eps"}, partial=True),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", names.GLM4, partial=True),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", names.EXPERTS, RMS | {"attention.clamp_kqv": "clip_qkv"}),
+    "phi2": Architecture("phi", "PhiForCausalLM", names.PHI2, {names.MEAN: "layer_norm_eps"}, partial=True),
     "exaone": Architecture("llama", "LlamaForCausalLM"),
     "internlm2": Architecture("llama", "LlamaForCausalLM", turned=True),
-    "minicpm": Architecture("granite", "GraniteForCausalLM", {}, _RMS | _GRANITE, more=_minicpm, turned=True),
+    "minicpm": Architecture("granite", "GraniteForCausalLM", {}, RMS | names.GRANITE, more=_minicpm, turned=True),
     "olmo": Architecture("olmo", "OlmoForCausalLM", {}, {"attention.clamp_kqv": "clip_qkv"}, turned=True),
-    "jais2": Architecture("jais2", "Jais2ForCausalLM", {}, {_MEAN: "layer_norm_eps"}),
-    "chatglm": Architecture("glm", "GlmForCausalLM", _GLM, more=_glm, partial=True),
-    "ernie4_5-moe": Architecture("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _ERNIE_MOE, sizes=_ERNIE_MOE_SIZES),
-    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", _HUNYUAN_MOE, more=_hunyuan_moe),
+    "jais2": Architecture("jais2", "Jais2ForCausalLM", {}, {names.MEAN: "layer_norm_eps"}),
+    "chatglm": Architecture("glm", "GlmForCausalLM", names.GLM, more=_glm, partial=True),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", names.ERNIE_MOE, sizes=names.ERNIE_MOE_SIZES
+    ),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", names.HUNYUAN_MOE, more=_hunyuan_moe),
     "exaone-moe": Architecture(
-        *("exaone_moe", "ExaoneMoeForCausalLM", _ROUTED),
+        *("exaone_moe", "ExaoneMoeForCausalLM", names.ROUTED),
         more=lambda told: _routed(told) | _windows(told),
         sizes=pairs("expert_shared_count=num_shared_experts"),
     ),
     "afmoe": Architecture(
-        *("afmoe", "AfmoeForCausalLM", _AFMOE, _RMS | pairs("expert_weights_scale=route_scale")),
+        *("afmoe", "AfmoeForCausalLM", names.AFMOE, RMS | pairs("expert_weights_scale=route_scale")),
         more=_afmoe,
         sizes=pairs("expert_shared_count=num_shared_experts leading_dense_block_count=num_dense_layers"),
     ),
     "arcee": Architecture("arcee", "ArceeForCausalLM", turned=True),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _HUNYUAN),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", names.HUNYUAN),
     "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", more=_mistral3, turned=True),
     "minimax-m2": Architecture(
-        "minimax_m2", "MiniMaxM2ForCausalLM", _MIXTRAL, sizes={"expert_count": "num_local_experts"}, partial=True
+        "minimax_m2", "MiniMaxM2ForCausalLM", names.MIXTRAL, sizes={"expert_count": "num_local_experts"}, partial=True
     ),
-    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _GPT_OSS, more=_gpt_oss),
-    "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", _LATENT, more=_deepseek2, partial=True),
-    "mistral4": Architecture("mistral4", "Mistral4ForCausalLM", _MISTRAL4, more=_mistral4, partial=True),
-    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", _LATENT, more=_minicpm3, partial=True),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", names.GPT_OSS, more=_gpt_oss),
+    "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", names.LATENT, more=_deepseek2, partial=True),
+    "mistral4": Architecture("mistral4", "Mistral4ForCausalLM", names.MISTRAL4, more=_mistral4, partial=True),
+    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", names.LATENT, more=_minicpm3, partial=True),
     "gpt2": Architecture(
-        *("gpt2", "GPT2LMHeadModel", _GPT2, {_MEAN: "layer_norm_epsilon"}),
+        *("gpt2", "GPT2LMHeadModel", names.GPT2, {names.MEAN: "layer_norm_epsilon"}),
         sizes=pairs("feed_forward_length=n_inner"),
         layers="transformer.h",
     ),
     "gptneox": Architecture(
-        *("gpt_neox", "GPTNeoXForCausalLM", _GPT_NEOX, {_MEAN: "layer_norm_eps"}),
+        *("gpt_neox", "GPTNeoXForCausalLM", names.GPT_NEOX, {names.MEAN: "layer_norm_eps"}),
         layers="gpt_neox.layers",
         partial=True,
     ),
-    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _ROUTED | _SECOND, more=_routed, partial=True),
-    "dots1": Architecture("dots1", "Dots1ForCausalLM", _ROUTED, more=_routed),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", names.ROUTED | names.SECOND, more=_routed, partial=True),
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", names.ROUTED, more=_routed),
     "granitemoe": Architecture(
-        "granitemoe", "GraniteMoeForCausalLM", _GRANITE_MOE, _RMS | _GRANITE, more=_granite_moe, turned=True
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        names.GRANITE_MOE,
+        RMS | names.GRANITE,
+        more=_granite_moe,
+        turned=True,
     ),
     "granitehybrid": Architecture(
-        *("granitemoehybrid", "GraniteMoeHybridForCausalLM", _GRANITE_MOE, _RMS | _GRANITE),
+        *("granitemoehybrid", "GraniteMoeHybridForCausalLM", names.GRANITE_MOE, RMS | names.GRANITE),
         more=_granite_hybrid,
         turned=True,
     ),
-    "falcon-h1": Architecture("falcon_h1", "FalconH1ForCausalLM", _FALCON_H1, more=_falcon_h1),
+    "falcon-h1": Architecture("falcon_h1", "FalconH1ForCausalLM", names.FALCON_H1, more=_falcon_h1),
     "nemotron_h": Architecture(
-        "nemotron_h", "NemotronHForCausalLM", _NEMOTRON_H, {_RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
+        "nemotron_h", "NemotronHForCausalLM", names.NEMOTRON_H, {names.RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
     ),
     "nemotron_h_moe": Architecture(
-        "nemotron_h", "NemotronHForCausalLM", _NEMOTRON_H, {_RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
+        "nemotron_h", "NemotronHForCausalLM", names.NEMOTRON_H, {names.RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
     ),
     "lfm2moe": Architecture(
-        *("lfm2_moe", "Lfm2MoeForCausalLM", _LFM2, _LFM2_REALS),
+        *("lfm2_moe", "Lfm2MoeForCausalLM", names.LFM2, names.LFM2_REALS),
         more=_lfm2_moe,
         sizes={"leading_dense_block_count": "num_dense_layers"},
     ),
     "qwen3next": Architecture(
-        *("qwen3_next", "Qwen3NextForCausalLM", _QWEN3_NEXT),
+        *("qwen3_next", "Qwen3NextForCausalLM", names.QWEN3_NEXT),
         more=_delta,
-        sizes=_DELTA_SIZES,
+        sizes=names.DELTA_SIZES,
         raised=True,
         partial=True,
     ),
     "qwen35": Architecture(
-        "qwen3_5_text", "Qwen3_5ForCausalLM", _QWEN35, more=_delta, sizes=_DELTA_SIZES, raised=True, partial=True
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+        names.QWEN35,
+        more=_delta,
+        sizes=names.DELTA_SIZES,
+        raised=True,
+        partial=True,
     ),
     "qwen35moe": Architecture(
-        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _QWEN35, more=_delta, sizes=_DELTA_SIZES, raised=True, partial=True
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        names.QWEN35,
+        more=_delta,
+        sizes=names.DELTA_SIZES,
+        raised=True,
+        partial=True,
     ),
-    "bert": Architecture("bert", "BertModel", _BERT, {_MEAN: "layer_norm_eps"}, more=_bert, layers="encoder.layer"),
+    "bert": Architecture(
+        "bert", "BertModel", names.BERT, {names.MEAN: "layer_norm_eps"}, more=_bert, layers="encoder.layer"
+    ),
     "nomic-bert": Architecture(
-        *("nomic_bert", "NomicBertModel", _NOMIC_BERT, {_MEAN: "layer_norm_eps"}), more=_bert, layers="layers"
+        *("nomic_bert", "NomicBertModel", names.NOMIC_BERT, {names.MEAN: "layer_norm_eps"}), more=_bert, layers="layers"
     ),
     "jina-bert-v3": Architecture(
-        *("jina_embeddings_v3", "JinaEmbeddingsV3Model", _JINA_BERT, {_MEAN: "layer_norm_eps"}),
+        *("jina_embeddings_v3", "JinaEmbeddingsV3Model", names.JINA_BERT, {names.MEAN: "layer_norm_eps"}),
         more=_bert,
         layers="layers",
     ),
     "modern-bert": Architecture(
-        *("modernbert", "ModernBertModel", _MODERN_BERT, {_MEAN: "norm_eps"}),
+        *("modernbert", "ModernBertModel", names.MODERN_BERT, {names.MEAN: "norm_eps"}),
         more=_modern_bert,
         sizes={"attention.sliding_window": "local_attention"},
         layers="layers",
     ),
     "eurobert": Architecture("eurobert", "EuroBertModel"),
     "gemma-embedding": Architecture(
-        "gemma3_text", "Gemma3TextModel", _SANDWICHED, _RMS | _CAPS, more=_gemma3, raised=True
+        "gemma3_text", "Gemma3TextModel", names.SANDWICHED, RMS | names.CAPS, more=_gemma3, raised=True
     ),
 }

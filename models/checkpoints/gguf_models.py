@@ -14,8 +14,9 @@ import numpy as np
 from attrs import frozen
 
 from ...core.errors import CheckpointError, UnsupportedModel
-from .gguf_architectures import ARCHITECTURES, LEAVES, Architecture, pairs
+from .gguf_architectures import ARCHITECTURES, Architecture
 from .gguf_file import GgufFile
+from .gguf_names import LEAVES, pairs
 from .gguf_settings import Told, rope
 
 _SIZES = pairs(
