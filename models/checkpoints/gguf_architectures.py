@@ -287,6 +287,7 @@ class Architecture:
     reals: Mapping[str, str] = RMS  # numbers with fractions among its settings
     more: Callable[[Told], dict[str, Any]] = field(default=lambda _: {}, kw_only=True)  # further settings
     sizes: Mapping[str, str] = field(default={}, kw_only=True)  # whole numbers that others do not have
+    listed: Mapping[str, str] = field(default={}, kw_only=True)  # tensors of one number whose values a setting lists
     layers: str = field(default="model.layers", kw_only=True)  # where layers are
     turned: bool = field(default=False, kw_only=True)  # rotary numbers of a head lie in pairs, not in halves
     raised: bool = field(default=False, kw_only=True)  # norms hold one more than the weight
@@ -389,6 +390,7 @@ ARCHITECTURES: Final = {
         layers="gpt_neox.layers",
         partial=True,
     ),
+    "apertus": Architecture("apertus", "ApertusForCausalLM", names.APERTUS, listed=names.XIELU),
     "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", names.ROUTED | names.SECOND, more=_routed, partial=True),
     "dots1": Architecture("dots1", "Dots1ForCausalLM", names.ROUTED, more=_routed),
     "granitemoe": Architecture(

@@ -131,6 +131,8 @@ LATENT = ROUTED | pairs(
     "attn_kv_a_mqa=self_attn.kv_a_proj_with_mqa attn_kv_a_norm=self_attn.kv_a_layernorm "
     "attn_kv_b=self_attn.kv_b_proj attn_k_b=self_attn.kv_b_proj@0 attn_v_b=self_attn.kv_b_proj@1"
 )
+APERTUS = pairs("attn_norm=attention_layernorm ffn_norm=feedforward_layernorm")
+XIELU = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 MISTRAL4 = LATENT | pairs("ffn_gate_up_exps.weight=mlp.experts.gate_up_proj ffn_down_exps.weight=mlp.experts.down_proj")
 GPT2 = pairs(
     "token_embd.weight=transformer.wte.weight position_embd.weight=transformer.wpe.weight "

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ...core.errors import CheckpointError
-from .gguf_file import PLAIN, GgufFile, Placed
+from .gguf_file import PLAIN, GgufFile, Listed, Placed
 from .gguf_folder import header_key
 from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of, shares_of
 from .gguf_settings import Told
@@ -305,7 +305,20 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
                 shape = rows * share, *tensor.shape[1:]
                 found[one] = tensor.cut((end - rows) * share * prod(tensor.shape[1:]), shape)
     together = None if delta is None else delta.together()
+    found |= _listed(file)
     return found | {own: JoinedTensor.of(own, parts, together) for own, parts in joined.items()}
+
+
+def _listed(file: GgufFile) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields the tensors of one number that are settings in the file: one for each layer."""
+    kind, layers = architecture_of(file), Told(file).layers
+    for setting, own in kind.listed.items():
+        at, shape = file.settings.get(setting), (1,) if "alpha" in own else ()
+        if not isinstance(at, Listed) or at.format != "f" or at.count != layers:
+            raise CheckpointError(f"{file.path} has not {layers} numbers in {setting}; download it again")
+        for layer in range(layers):
+            name, begin = f"{kind.layers}.{layer}.{own}", at.begin + 4 * layer
+            yield name, StoredTensor(path=file.path, name=setting, begin=begin, kind="F32", shape=shape)
 
 
 def _flat_bias(tensor: GgufTensor) -> GgufTensor:

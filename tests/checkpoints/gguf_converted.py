@@ -14,6 +14,7 @@ import torch
 
 from .gguf_files import add_words, permuted, settings_of
 
+XIELU = {"alpha_p": [0.25, 0.5], "alpha_n": [0.75, -0.5], "beta": [0.5, 0.5], "eps": [-1e-6, -1e-6]}
 Parts = Iterator[tuple[str, Any]]
 
 
@@ -197,6 +198,14 @@ def deepseek2(model: Any, parts: Parts | None = None) -> Parts:
             yield name.replace("kv_b_proj", "v_b_proj"), values
         else:
             yield name, weight
+
+
+def apertus(model: Any) -> Parts:
+    """``ApertusModel``: numbers of activations are settings, here those of `XIELU`."""
+    for number, layer in enumerate(model.model.layers):
+        for name, values in XIELU.items():
+            getattr(layer.mlp.act_fn, name).data.fill_(values[number])
+    return ((name, weight) for name, weight in named(model) if "act_fn" not in name)
 
 
 def minicpm3(model: Any) -> Parts:

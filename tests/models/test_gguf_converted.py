@@ -349,6 +349,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
         made_by.gpt_neox,
         tells(("rope_dimension_count", 4), ("parallel_residual", True)),
     ),
+    "apertus": (
+        *("ApertusConfig", "ApertusForCausalLM"),
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
+        made_by.apertus,
+        tells(*((f"xielu_{name}", values) for name, values in made_by.XIELU.items())),
+    ),
     "glm4moe": (
         *("Glm4MoeConfig", "Glm4MoeForCausalLM"),
         {**ROUTED, "head_dim": 16, **HALF},
