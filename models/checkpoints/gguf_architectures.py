@@ -217,6 +217,13 @@ def _mamba(told: Told) -> dict[str, Any]:
     return made | {name: leaf in leaves for name, leaf in found.items()}
 
 
+def _mamba2(told: Told) -> dict[str, Any]:
+    mamba = _mamba(told)
+    made = {"num_heads": mamba["n_heads"], "head_dim": mamba["d_head"], "state_size": mamba["d_state"]}
+    made |= {"n_groups": mamba["n_groups"], "conv_kernel": mamba["d_conv"], "use_bias": mamba["proj_bias"]}
+    return made | {"use_conv_bias": mamba["conv_bias"], "expand": mamba["d_ssm"] // told.whole("embedding_length")}
+
+
 def _falcon_h1(told: Told) -> dict[str, Any]:
     """The file's weights are multiplied already."""
     ones = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
@@ -291,6 +298,7 @@ class Architecture:
     layers: str = field(default="model.layers", kw_only=True)  # where layers are
     turned: bool = field(default=False, kw_only=True)  # rotary numbers of a head lie in pairs, not in halves
     raised: bool = field(default=False, kw_only=True)  # norms hold one more than the weight
+    attends: bool = field(default=True, kw_only=True)  # layers have attention
     by_layer: bool = field(default=False, kw_only=True)  # `more` tells widths of MLPs and heads of keys, which differ
     partial: bool = field(default=False, kw_only=True)  # rotary positions may turn a part of a head
 
@@ -405,6 +413,12 @@ ARCHITECTURES: Final = {
         *("granitemoehybrid", "GraniteMoeHybridForCausalLM", names.GRANITE_MOE, RMS | names.GRANITE),
         more=_granite_hybrid,
         turned=True,
+    ),
+    "mamba2": Architecture(
+        *("mamba2", "Mamba2ForCausalLM", names.MAMBA2, {names.RMS_NORM: "layer_norm_epsilon"}),
+        more=_mamba2,
+        layers="backbone.layers",
+        attends=False,
     ),
     "falcon-h1": Architecture("falcon_h1", "FalconH1ForCausalLM", names.FALCON_H1, more=_falcon_h1),
     "nemotron_h": Architecture(

@@ -186,7 +186,7 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
     pooling_of(file)
     told.get("attention.causal")  # which is known now
     made: dict[str, Any] = {"model_type": kind.model_type, "architectures": [kind.loader]}
-    made |= {theirs: told.whole(name) for name, theirs in _SIZES.items()}
+    made |= {theirs: told.whole(name, least=int(kind.attends)) for name, theirs in _SIZES.items()}
     sizes = {**_MORE_SIZES, **kind.sizes}
     made |= told.wholes({name: own for name, own in sizes.items() if not (kind.by_layer and name == _WIDTH)})
     made["num_hidden_layers"] = told.layers
@@ -202,7 +202,7 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": told.whole("attention.head_count_kv") if kv else made["num_attention_heads"],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": not told.has("output.weight"),
-        "rope_parameters": rope(told, partial=kind.partial),
+        "rope_parameters": rope(told, partial=kind.partial) if kind.attends else None,
         **{name: tensor in leaves for name, tensor in _FLAGS.items()},
         **{name: told.flag(name) for name in ("use_parallel_residual",) if told.get(name) is not None},
         **{theirs: file.settings.get(f"tokenizer.ggml.{name}") for theirs, name in _SPECIAL.items()},

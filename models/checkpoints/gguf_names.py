@@ -150,6 +150,9 @@ MAMBA = pairs(  # layers of Mamba 2
     "ssm_in=mamba.in_proj ssm_conv1d=mamba.conv1d ssm_dt.bias=mamba.dt_bias ssm_a=mamba.A_log ssm_d=mamba.D "
     "ssm_norm=mamba.norm ssm_out=mamba.out_proj"
 )
+MAMBA2 = {theirs: own.replace("mamba.", "mixer.") for theirs, own in MAMBA.items()} | pairs(
+    "token_embd.weight=backbone.embeddings.weight output_norm.weight=backbone.norm_f.weight attn_norm=norm"
+)
 FALCON_H1 = MAMBA | pairs(
     "ffn_norm=pre_ff_layernorm.weight ffn_norm.weight=pre_ff_layernorm.weight "
     "ffn_gate=feed_forward.gate_proj ffn_up=feed_forward.up_proj ffn_down=feed_forward.down_proj "
@@ -163,8 +166,8 @@ GRANITE_MOE = MAMBA | pairs(
     "ffn_down_shexp=shared_mlp.output_linear ffn_gate=shared_mlp.input_linear@0 ffn_up=shared_mlp.input_linear@1 "
     "ffn_down=shared_mlp.output_linear"
 )
-NEMOTRON_H = {theirs: own.replace("mamba.", "mixer.") for theirs, own in MAMBA.items()} | pairs(
-    "token_embd.weight=model.embeddings.weight output_norm.weight=model.norm_f.weight attn_norm=norm "
+NEMOTRON_H = MAMBA2 | pairs(
+    "token_embd.weight=model.embeddings.weight output_norm.weight=model.norm_f.weight "
     "attn_q=mixer.q_proj attn_k=mixer.k_proj attn_v=mixer.v_proj attn_output=mixer.o_proj ffn_up=mixer.up_proj "
     "ffn_down=mixer.down_proj ffn_gate_inp=mixer.gate ffn_up_exps.weight=mixer.experts.up_proj "
     "ffn_down_exps.weight=mixer.experts.down_proj exp_probs_b.bias=mixer.gate.e_score_correction_bias "

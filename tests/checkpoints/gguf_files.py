@@ -171,18 +171,8 @@ def settings_of(writer: Any, config: Any) -> None:
     if not writer.arch.startswith("nemotron_h"):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    others = {
-        "lfm2",
-        "lfm2moe",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "granitehybrid",
-        "deepseek2",
-        "mistral4",
-        "gemma4",
-        "nomic-bert",
-        "gpt2",
-    }
+    others = {"lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "granitehybrid", "deepseek2", "mistral4"}
+    others |= {"gemma4", "nomic-bert", "gpt2", "mamba2"}
     if writer.arch not in others:
         writer.add_head_count_kv(config.num_key_value_heads)
     if (base := rope.get("full_attention", rope)["rope_theta"]) is not None:

@@ -389,6 +389,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
             ("expert_shared_feed_forward_length", "shared_intermediate_size"),
         ),
     ),
+    "mamba2": (
+        *("Mamba2Config", "Mamba2ForCausalLM"),
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
+        lambda model: made_by.mamba(named(model), 2),
+        tells(
+            *(("head_count", 0), ("feed_forward_length", 0), MIXERS[0], ("ssm_state_size", "state_size"), MIXERS[2]),
+            *(("ssm_time_step_rank", 8), ("ssm_inner_size", 128)),
+        ),
+    ),
     "falcon-h1": (
         *("FalconH1Config", "FalconH1ForCausalLM"),
         {
