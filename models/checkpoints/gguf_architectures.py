@@ -121,12 +121,18 @@ def _glm(told: Told) -> dict[str, Any]:
 
 
 def _minicpm(told: Told) -> dict[str, Any]:
-    """Granite's layers, with the scores of all others."""
-    return {"attention_multiplier": (told.whole("embedding_length") // told.whole("attention.head_count")) ** -0.5}
+    """Granite's layers, with the scores of all others. Early files do not tell factors, which were the same for all."""
+    width = told.whole("embedding_length")
+    return {
+        "attention_multiplier": (width // told.whole("attention.head_count")) ** -0.5,
+        "embedding_multiplier": told.real("embedding_scale", 12.0),
+        "residual_multiplier": told.real("residual_scale", 1.4 * told.layers**-0.5),
+        "logits_scaling": told.real("logit_scale", width / 256),
+    }
 
 
 def _afmoe(told: Told) -> dict[str, Any]:
-    told.only("expert_gating_func", _SIGMOID)
+    told.only("expert_gating_func", _SIGMOID, None)
     told.only("expert_weights_norm", True)
     return _windows(told) | {"mup_enabled": True}
 
@@ -360,7 +366,7 @@ ARCHITECTURES: Final = {
     "phi2": Architecture("phi", "PhiForCausalLM", names.PHI2, {names.MEAN: "layer_norm_eps"}, partial=True),
     "exaone": Architecture("llama", "LlamaForCausalLM"),
     "internlm2": Architecture("llama", "LlamaForCausalLM", turned=True),
-    "minicpm": Architecture("granite", "GraniteForCausalLM", {}, RMS | names.GRANITE, more=_minicpm, turned=True),
+    "minicpm": Architecture("granite", "GraniteForCausalLM", more=_minicpm, turned=True),
     "olmo": Architecture("olmo", "OlmoForCausalLM", {}, {"attention.clamp_kqv": "clip_qkv"}, turned=True),
     "jais2": Architecture("jais2", "Jais2ForCausalLM", {}, {names.MEAN: "layer_norm_eps"}),
     "chatglm": Architecture("glm", "GlmForCausalLM", names.GLM, more=_glm, partial=True),

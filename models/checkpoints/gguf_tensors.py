@@ -282,6 +282,8 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
         if own is None:
             continue
         tensor = _reshaped(GgufTensor.placed(name, at, lazily=lazily))
+        if "moe_statics" in own:  # of ERNIE
+            tensor = evolve(tensor, shape=(1, prod(tensor.shape)))
         if heads:
             tensor = _turned_back(tensor, heads)
         if own.endswith(("query_key_value.weight", "query_key_value.bias")):

@@ -208,6 +208,12 @@ def apertus(model: Any) -> Parts:
     return ((name, weight) for name, weight in named(model) if "act_fn" not in name)
 
 
+def ernie_moe(model: Any) -> Parts:
+    """``Ernie4_5MoeModel``. Dimensions of 1 are left out."""
+    for name, weight in stacked(model, {"mlp.gate.moe_statics": "mlp.moe_statics"}):
+        yield name, weight.squeeze(0) if "moe_statics" in name else weight
+
+
 def minicpm3(model: Any) -> Parts:
     """``MiniCPM3Model``."""
     yield from named(model)

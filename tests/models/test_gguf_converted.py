@@ -29,6 +29,8 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_g
 GRANITE = {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 2.0}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 DELTA |= {"head_dim": 32, "num_hidden_layers": 4, "linear_conv_kernel_dim": 4}
+EARLY = {"attention_multiplier": 0.25, "embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5}
+EARLY |= {"logits_scaling": 64 / 256}
 FACTORS = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
 FACTORS |= {"long_factor": [2.0] * 8, "short_factor": [1.0 + one / 8 for one in range(8)]}
 ALL = {"num_key_value_heads": 4}
@@ -217,6 +219,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
         llama,
         tells(*SCALES[1:]),
     ),
+    "minicpm:early": ("GraniteConfig", "GraniteForCausalLM", EARLY, llama, tells()),
     "olmo": (
         "OlmoConfig",
         "OlmoForCausalLM",
@@ -248,7 +251,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
             "num_hidden_layers": 4,
         }
         | {"moe_layer_interval": 2},
-        lambda model: stacked(model, {"mlp.gate.moe_statics": "mlp.moe_statics"}),
+        made_by.ernie_moe,
         tells(
             *(("expert_count", "moe_num_experts"), ("expert_used_count", "moe_k"), SHARED[2]),
             *(("interleave_moe_layer_step", "moe_layer_interval"), ("expert_shared_count", "moe_num_shared_experts")),
