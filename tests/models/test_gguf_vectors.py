@@ -68,7 +68,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
     "bert": ("BertConfig", "BertModel", {}, bert, None, BERT),
     "bert:xlm-r": ("XLMRobertaConfig", "XLMRobertaModel", PADDED, made_by.roberta, None, XLM_R),
     "bert:roberta": ("RobertaConfig", "RobertaModel", PADDED, made_by.roberta, None, {"pre": "roberta-bpe"}),
-    "jina-bert-v3": ("JinaEmbeddingsV3Config", "JinaEmbeddingsV3Model", {}, made_by.jina_bert, None, XLM_R),
+    "jina-bert-v3": (
+        *("JinaEmbeddingsV3Config", "JinaEmbeddingsV3Model"),
+        *({"num_key_value_heads": 4}, made_by.jina_bert, None, XLM_R),
+    ),
     "modern-bert": (
         *("ModernBertConfig", "ModernBertModel"),
         {
