@@ -29,9 +29,11 @@ from .tokens import SpecialTokens
 from .whisper_tokenizer import WhisperTokenizer
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from .stored import MappedTensor, StoredTensor
+    from .unread import UnreadTensor
 
 ARCHITECTURES = ("WhisperForConditionalGeneration", "WhisperModel")
 """The architectures with an adapter, as config.json names them."""
@@ -198,6 +200,19 @@ class WeightFiles:
         from .stored import fill
 
         fill(target, self._pieces(name, target), scale)
+
+    def unread(self, name: str, shape: torch.Size, dtype: torch.dtype) -> UnreadTensor | None:
+        """Returns a matrix that the file has in blocks, to be packed as it is; ``None``: it has none such."""
+        from .unread import UnreadTensor
+
+        source: Any = self._sources.get(name)
+        if getattr(source, "block_kind", None) is None or source.shape != tuple(shape):
+            return None
+        self._digest.update(f"{name}{source.shape}{source.block_kind}".encode())
+        for part in source.sample():
+            self._digest.update(part.numpy().tobytes())
+        made: UnreadTensor = UnreadTensor(shape, dtype, source)
+        return made
 
     def _pieces(self, name: str, target: Tensor) -> Generator[Tensor, None, None]:
         """Returns the values of the tensor, which must have the shape of ``target``."""

@@ -95,7 +95,7 @@ class WhisperPositions(nn.Module):
 class WhisperAttention(nn.Module):
     """The projections of one attention."""
 
-    scaling = 1.0  # the rest is part of the query weights
+    scaling = 1.0  # the rest is part of the query weights, unless these are blocks, which the library alone reads
 
     def __init__(self, config: WhisperSettings) -> None:
         super().__init__()
@@ -259,8 +259,9 @@ def load_whisper(
             ``"int4"`` needs ``native``.
         native: puts the matrices in the native library's order.
 
-    Each layer is quantized or packed when it is read, so that the model is never held twice. The projections that make
-    a slot's keys and values are read first and packed together, from all layers.
+    Each layer is quantized or packed when it is read, so that the model is never held twice. Matrices in blocks are
+    packed as they are. The projections that make a slot's keys and values are read first and packed together, from all
+    layers.
 
     Raises:
         CheckpointError: a weight is missing or has another shape.
@@ -273,7 +274,7 @@ def load_whisper(
     module, int8 = WhisperModel(checkpoint).eval(), quantization is not None
     decoder, layers = CrossedDecoder(module), module.decoder.layers
     matrices = torch.float32 if int8 and not native else dtype
-    read = partial(_read, module, files, device=device, dtype=dtype, matrices=matrices)
+    read = partial(_read, module, files, device=device, dtype=dtype, matrices=matrices, blocks=native)
     read("decoder.embed_tokens")
     if _HEAD in files:  # even if config.json ties it to the embedding, as in transformers
         read("proj_out")
@@ -322,16 +323,18 @@ def _read(
     device: torch.device,
     dtype: torch.dtype,
     matrices: torch.dtype,
+    blocks: bool,
 ) -> None:
     """Reads those weights of the part ``name`` that have not been read. ``matrices`` is the dtype of the matrices of
-    linear layers and of the token embedding. Those that are in int8 in the files stay so."""
+    linear layers and of the token embedding. Those that are in int8 in the files stay so, and with ``blocks`` those in
+    blocks."""
     for key, parameter in list(module.get_submodule(name).named_parameters(name)):
         if not parameter.is_meta:
             continue
         holder, _, leaf = key.rpartition(".")
         attention, _, part = holder.rpartition(".")
         above: Any = module.get_submodule(attention)
-        scale = above.head_dim**-0.5 if part == "q_proj" else 1.0
+        scale = above.head_dim**-0.5 if part == "q_proj" and above.scaling == 1.0 else 1.0
         plain = isinstance(module.get_submodule(holder), nn.Linear | nn.Embedding) and leaf == "weight"
         if plain and f"{holder}.scales" in files:
             values = torch.empty(parameter.shape, dtype=torch.int8, device=device)
@@ -340,6 +343,11 @@ def _read(
             files.get(f"{holder}.scales", scales, scale=scale)
             words = isinstance(module.get_submodule(holder), nn.Embedding)
             setattr(above, part, QuantizedEmbedding(values, scales) if words else QuantizedLinear(values, scales, None))
+            continue
+        if plain and blocks and (unread := files.unread(key, parameter.shape, dtype)) is not None:
+            module.get_submodule(holder).weight = nn.Parameter(unread, requires_grad=False)
+            if part == "q_proj":
+                above.scaling = scale
             continue
         made = torch.empty(parameter.shape, dtype=matrices if plain else dtype, device=device)
         files.get(key, made, scale=scale)

@@ -28,11 +28,9 @@ def write_encoder(encoder: Any, cross: Panels) -> Program:
     """
     program, width, heads = Program(), encoder.config.hidden_size, encoder.config.heads
     layers = [Layer.of(layer, WHISPER, ahead=True) for layer in encoder.layers]
-    buffers, attention = (
-        layers[0].buffers(program),
-        Attention.plain(heads, width // heads),
-    )  # queries are scaled already
-    for layer in layers:
+    buffers = layers[0].buffers(program)
+    for each, layer in zip(encoder.layers, layers, strict=True):
+        attention = Attention.plain(heads, width // heads, each.self_attn.scaling)
         layer.write(program, buffers, attention, ACTIVATIONS[encoder.config.activation_function])
     last = program.buffer(width)
     program.norm(buffers[0], last, norm_of(encoder.layer_norm), wanted=True)

@@ -35,12 +35,34 @@ def reference(make):
     return make(d_model=64, encoder_attention_heads=4, decoder_attention_heads=4)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q5_0", "Q8_0"])
-def test_it_computes_what_transformers_does(kind, reference, tmp_path, open_driver, features, audio, ids, job):
-    """With matrices of each kind."""
-    made = copy.deepcopy(reference)
-    driver = open_driver(write_ggml(tmp_path / "ggml-tiny.bin", made, BYTES, kind), dtype="float32")
-    check_tokens(driver, made, features, audio, ids, job)
+@pytest.fixture
+def check(reference, tmp_path, open_driver, features, audio, ids, job):
+    """``check(kind)`` compares a model with matrices of that kind, and returns the kinds of blocks that are held."""
+
+    def run(kind, **options):
+        made = copy.deepcopy(reference)
+        driver = open_driver(write_ggml(tmp_path / "ggml-tiny.bin", made, BYTES, kind), dtype="float32")
+        check_tokens(driver, made, features, audio, ids, job, **options)
+        held = [getattr(one, "sections", ()) for one in driver.executor._open.parts.model.module.modules()]
+        return {section.kind for sections in held for section in sections}
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+def test_it_computes_what_transformers_does(kind, check):
+    assert check(kind) == set()
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q8_0"])
+def test_blocks_are_decoded_without_the_native_library(kind, check, without_native):
+    assert check(kind) == set()
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q8_0"])
+def test_blocks_stay_packed_in_the_native_library(kind, check):
+    """Which quantizes the inputs of products to 16 bits."""
+    assert check(kind, near=3e-4, sure=3e-3) == {kind}
 
 
 def test_it_has_the_settings_of_its_checkpoint(reference, save, tmp_path):
