@@ -171,6 +171,10 @@ def _texts(file: GgufFile, told: Mapping[str, str]) -> dict[str, str]:
     """Returns the texts of the folder's files, by name. The note has what is ``told``."""
     if file.settings.get("general.architecture") == WHISPER:
         return {NOTE: json.dumps({**told}), **whisper_texts(file)}
+    from .gguf_speech import speech_of, speech_texts
+
+    if (speech := speech_of(file)) is not None:
+        return {NOTE: json.dumps({**told}), **speech_texts(file, speech)}
     from .gguf_models import pooling_of, read_gguf_config
     from .gguf_tokenizer import make_tokenizer
 

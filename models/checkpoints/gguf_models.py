@@ -18,6 +18,7 @@ from .gguf_architectures import ARCHITECTURES, Architecture
 from .gguf_file import GgufFile
 from .gguf_names import LEAVES, pairs
 from .gguf_settings import Told, rope
+from .gguf_speech import SPEECH
 
 _SIZES = pairs(
     "context_length=max_position_embeddings embedding_length=hidden_size attention.head_count=num_attention_heads"
@@ -55,8 +56,9 @@ def architecture_of(file: GgufFile) -> Architecture:
     name = file.settings.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"{file.path} has the architecture {name!r}; allowed: {', '.join(ARCHITECTURES)}. Give the checkpoint "
-            "that it was converted from (on the hub usually the same name without -GGUF)"
+            f"{file.path} has the architecture {name!r}; allowed: {', '.join(ARCHITECTURES)}; in files of "
+            f"transcribe.cpp {', '.join(SPEECH)}. Give the checkpoint that it was converted from "
+            f"({file.settings.get('general.repo_url', 'on the hub usually the same name without -GGUF')})"
         )
     return ARCHITECTURES[name]
 

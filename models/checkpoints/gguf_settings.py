@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import Factory, define, field
 
 from ...core.errors import CheckpointError, UnsupportedModel
 from .gguf_file import GgufFile
@@ -22,11 +22,12 @@ class Told:
     """The settings of a file's architecture, by llama.cpp's names."""
 
     file: GgufFile
+    prefix: str = Factory(lambda told: told.architecture, takes_self=True)  # of the names
     read: set[str] = field(factory=set, init=False)
 
     def get(self, name: str) -> Any:
         self.read.add(name)
-        return self.file.settings.get(f"{self.architecture}.{name}")
+        return self.file.settings.get(f"{self.prefix}.{name}")
 
     @property
     def architecture(self) -> str:
@@ -51,7 +52,7 @@ class Told:
         return value
 
     def each(self, name: str) -> list[Any]:
-        return self.file.listed(f"{self.architecture}.{name}")
+        return self.file.listed(f"{self.prefix}.{name}")
 
     def spread(self, name: str) -> list[int]:
         """Returns a size of each layer."""

@@ -23,6 +23,7 @@ from .gguf_file import PLAIN, GgufFile, Listed, Placed
 from .gguf_folder import header_key
 from .gguf_models import DeltaHeads, architecture_of, delta_heads, heads_of, name_of, shares_of
 from .gguf_settings import Told
+from .gguf_speech import speech_name, speech_of
 from .settings import read_json
 from .stored import StoredTensor
 from .unread import UnreadTensor, derived
@@ -275,6 +276,10 @@ def named_tensors(file: GgufFile, *, lazily: bool = False) -> dict[str, StoredTe
     """
     if file.settings.get("general.architecture") == WHISPER:
         return {whisper_name(file, name): _flat_bias(GgufTensor.placed(name, at)) for name, at in file.tensors.items()}
+    if (speech := speech_of(file)) is not None:
+        names = {name: speech_name(file, speech, name) for name in file.tensors}
+        placed = {own: GgufTensor.placed(name, file.tensors[name], lazily=lazily) for name, own in names.items() if own}
+        return {own: _of_speech(own, one) for own, one in placed.items()}
     delta = delta_heads(file)
     kind, found, joined = architecture_of(file), dict[str, StoredTensor](), dict[str, dict[int, GgufTensor]]()
     for name, at in file.tensors.items():
@@ -326,6 +331,12 @@ def _listed(file: GgufFile) -> Iterator[tuple[str, StoredTensor]]:
 def _flat_bias(tensor: GgufTensor) -> GgufTensor:
     """Returns a tensor of Whisper, whose biases of convolutions have a second dimension in the file."""
     return evolve(tensor, shape=(prod(tensor.shape),)) if tensor.name.endswith(".bias") else tensor
+
+
+def _of_speech(own: str, tensor: GgufTensor) -> GgufTensor:
+    """Returns a tensor as Moonshine has it: weights of norms without one more, and a number that is no row."""
+    tensor = evolve(tensor, shape=()) if own.endswith(".log_k") else tensor
+    return evolve(tensor, change=_lowered) if own.endswith(".gamma") else tensor
 
 
 def _reshaped(tensor: GgufTensor) -> GgufTensor:

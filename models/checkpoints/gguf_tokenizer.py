@@ -112,7 +112,8 @@ _ENDS = (  # tokens at which llama.cpp ends a text, whatever the file says
 )
 _MESSAGE_END, _HARMONY = "<|end|>", {"<|return|>", "<|call|>"}  # of gpt-oss, whose texts have several messages
 _SPACE = "▁"
-_MERGED = "gemma4"  # a vocabulary of SentencePiece with merges
+_GEMMA4 = "gemma4"
+_MERGED = (_GEMMA4, "bpe")  # vocabularies of SentencePiece with merges
 _CLASS, _SEPARATOR, _UNKNOWN = "[CLS]", "[SEP]", "[UNK]"  # of BERT
 _LONGEST = 4096  # characters of a token, which is tried to be made of two at each of them
 
@@ -173,7 +174,7 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
     kind, cut = (file.settings.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if kind == "gpt2":
         made = _byte_level(file, tokens, cut)
-    elif kind in {"llama", _MERGED}:
+    elif kind in {"llama", *_MERGED}:
         made = _sentence_pieces(file, tokens)
     elif kind == "bert":
         tokens = _word_pieces(tokens, types)
@@ -182,7 +183,7 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
         made = _unigram(file, tokens, types)
     else:
         raise UnsupportedModel(
-            f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2, llama, gemma4, bert and t5"
+            f"{file.path} has a vocabulary of the kind {kind!r}; allowed: gpt2, llama, gemma4, bpe, bert and t5"
         )
     added = [
         AddedToken(text, normalized=False, special=one == _CONTROL)
@@ -195,7 +196,7 @@ def make_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any], list[int]
         places = {"bos": ("cls", _CLASS), "eos": ("seperator", _SEPARATOR)}
         named |= {one: _token(file, tokens, name) or made.token_to_id(text) for one, (name, text) in places.items()}
     begins = file.settings.get("tokenizer.ggml.add_bos_token", kind in {"llama", "bert"} or cut in _WHOLE_FIRST)
-    begins = begins or kind == _MERGED  # early files say otherwise
+    begins = begins or kind == _GEMMA4  # early files say otherwise
     ends = file.settings.get("tokenizer.ggml.add_eos_token", kind in {"bert", "t5"})
     around = [named["bos"]] if begins else [], [named["eos"]] if ends else []
     if None in (*around[0], *around[1]):
@@ -234,7 +235,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
             f"{file.path} has a vocabulary whose texts are cut by the rule {cut!r} (tokenizer.ggml.pre); allowed: "
             f"{', '.join(_CUTS)}. Give the checkpoint that it was converted from"
         )
-    made = _merging(file, tokens, _told_merges(file), ignore_merges=cut in _WHOLE_FIRST)
+    made = _merging(file, tokens, _listed_merges(file), ignore_merges=cut in _WHOLE_FIRST)
     rule = _CUTS[cut]
     if rule in {_GPT2, _DIGITS}:
         parts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -250,20 +251,29 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], cut: Any) -> Tokenizer:
     return made
 
 
+def _listed_merges(file: GgufFile) -> list[tuple[str, ...]]:
+    """Returns the merges that a file has, the first one first. Raises `CheckpointError` if they are damaged."""
+    told = file.listed("tokenizer.ggml.merges")
+    if not all(isinstance(one, str) for one in told):
+        raise CheckpointError(f"{file.path} has merges (tokenizer.ggml.merges) that are not texts; download it again")
+    return [tuple(one.split(" ")) for one in told]
+
+
 def _sentence_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     """A vocabulary of SentencePiece. Without merges the pair whose token has the best score is merged first."""
-    merged = file.settings.get("tokenizer.ggml.model") == _MERGED
+    kind = file.settings["tokenizer.ggml.model"]
+    merges = _listed_merges(file) if kind in _MERGED else []
     unknown = _token(file, tokens, "unknown")
     made = _merging(
         file,
         tokens,
-        _told_merges(file) if merged else _merges(file, tokens),
+        merges or _merges(file, tokens),
         unk_token=None if unknown is None else tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
     )
     spaced = normalizers.Replace(" ", _SPACE)
-    prefixed = bool(file.settings.get("tokenizer.ggml.add_space_prefix", not merged))
+    prefixed = bool(file.settings.get("tokenizer.ggml.add_space_prefix", kind != _GEMMA4))
     made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaced]) if prefixed else spaced
     parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefixed else parts)
@@ -318,13 +328,6 @@ def _is_sound(table: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return bool(places.max(initial=0) < len(texts)) and bool((texts[places] & 0xC0 != 0x80).all())
-
-
-def _told_merges(file: GgufFile) -> list[tuple[str, ...]]:
-    told = file.listed("tokenizer.ggml.merges")
-    if not all(isinstance(one, str) for one in told):
-        raise CheckpointError(f"{file.path} has merges (tokenizer.ggml.merges) that are not texts; download it again")
-    return [tuple(one.split(" ")) for one in told]
 
 
 def _word_pieces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:

@@ -112,14 +112,9 @@ def whisper_texts(file: GgufFile) -> dict[str, str]:
     Raises:
         CheckpointError: the vocabulary is damaged, or a tensor is missing.
     """
-    from .ctranslate2_tokenizer import tokenizer_of
-
     sizes = {name: file.settings[name] for name in _SIZES if name not in {"text_width", "form"}}
     texts, tokens = _tokens(file)
-    try:
-        made = tokenizer_of(tokens)
-    except Exception as error:  # the package has no class of its own for its errors
-        raise CheckpointError(f"the vocabulary of {file.path} is damaged: {error}; download it again") from error
+    made = whisper_tokenizer(file, tokens)
     inner = {}
     for side in ("encoder", "decoder"):
         if (first := file.tensors.get(f"{side}.blocks.0.mlp.0.weight")) is None:
@@ -139,6 +134,16 @@ def whisper_texts(file: GgufFile) -> dict[str, str]:
         "tokenizer_config.json": json.dumps({"tokenizer_class": "WhisperTokenizer"}),
         "tokenizer.json": made.to_str(),
     }
+
+
+def whisper_tokenizer(file: GgufFile, tokens: list[str]) -> Any:
+    """Returns the tokenizer of a Whisper's vocabulary. Raises `CheckpointError` if it is damaged."""
+    from .ctranslate2_tokenizer import tokenizer_of
+
+    try:
+        return tokenizer_of(tokens)
+    except Exception as error:  # the package has no class of its own for its errors
+        raise CheckpointError(f"the vocabulary of {file.path} is damaged: {error}; download it again") from error
 
 
 _POSITIONS = 50  # of a second
