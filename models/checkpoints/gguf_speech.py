@@ -11,8 +11,9 @@ import re
 from typing import Any, Final
 
 from ...core.errors import UnsupportedModel
-from .gguf_architectures import Architecture, pairs
+from .gguf_architectures import Architecture
 from .gguf_file import GgufFile
+from .gguf_names import pairs
 from .gguf_settings import Told
 from .gguf_tokenizer import make_tokenizer
 from .whisper_ggml import whisper_tokenizer
