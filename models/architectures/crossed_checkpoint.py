@@ -73,7 +73,7 @@ def read_crossed_checkpoint(plain: FileSettings) -> CrossedCheckpoint | None:
         family=family,
         config=config,
         shape=shape,
-        tokenizer=read_tokenizer(folder),
+        tokenizer=read_tokenizer(folder, config),
         start_id=tokens.start(),
         eos_token_ids=tokens.several("eos_token_id"),
         suppress_token_ids=(*tokens.several("suppress_tokens"), *tokens.bad_words()),

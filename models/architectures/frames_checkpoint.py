@@ -46,7 +46,7 @@ def read_frame_checkpoint(plain: FileSettings) -> FrameCheckpoint | None:
         emissions=emissions,
         config=config,
         shape=family.shape(folder, config),
-        tokenizer=_ungrouped(read_tokenizer(folder)),
+        tokenizer=_ungrouped(read_tokenizer(folder, config)),
         eos_token_ids=(emissions.blank,),
         stamps=stamps,
     )

@@ -113,7 +113,7 @@ def read_text_checkpoint(plain: FileSettings) -> TextCheckpoint:
     find_weights(folder)
     generation = FileSettings.read_if_there(folder / "generation_config.json")
     written = generation or FileSettings(folder / "generation_config.json", {})
-    tokenizer = read_tokenizer(folder)
+    tokenizer = read_tokenizer(folder, config)
     shape = _shape(folder, text)
     sentence = _sentence_pooling(folder)
     classifies = architecture.endswith("ForSequenceClassification")

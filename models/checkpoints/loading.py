@@ -205,8 +205,11 @@ def untried() -> str:
     return "" if version.startswith(f"{TRIED}.") else f", or install transformers {TRIED}: {version} was not tried"
 
 
-def read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path, config: Any = None) -> Any:
     """Returns transformers' tokenizer for the checkpoint in ``folder``. That of a GGUF file is made later.
+
+    Args:
+        config: transformers' configuration of the checkpoint, if it was read already.
 
     Raises:
         CheckpointError: the tokenizer is missing or damaged.
@@ -228,6 +231,7 @@ def read_tokenizer(folder: Path) -> Any:
 
             return AutoTokenizer.from_pretrained(
                 str(folder),
+                config=config,
                 local_files_only=True,
                 trust_remote_code=False,
                 mistral_format=False,  # else the class depends on whether mistral_common is installed

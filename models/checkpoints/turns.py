@@ -109,7 +109,7 @@ class Turns:
 
             library.local_torch_dtype = local  # for modules within the module; it sets the default dtype of the process
             try:
-                with OwnDefaults(dtype), torch.device("meta"):
+                with torch.device("meta"), OwnDefaults(dtype):
                     yield
             finally:
                 library.local_torch_dtype = theirs

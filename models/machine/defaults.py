@@ -32,7 +32,8 @@ class OwnDefaults(TorchFunctionMode):
     """Gives the thread that enters it a default dtype and a random state of its own, until it leaves. Each call of
     torch returns what it returns under ``dtype``, whatever the default dtype of the process is, and whenever another
     thread changes it. What is drawn at random on the CPU leaves the random state of the process as it is: weights, and
-    tensors of the functions in ``_DRAWS``. Weights that transformers has loaded are not filled again.
+    tensors of the functions in ``_DRAWS``. Weights that transformers has loaded are not filled again, nor those
+    without memory, for which torch would take its time.
 
     A call of torch takes a few microseconds longer. Of blocks within blocks the innermost counts. Not covered are the
     classes, as in ``torch.Tensor([0.1])``, `torch.get_default_dtype`, dropout in training and what else functions of
@@ -64,8 +65,10 @@ class OwnDefaults(TorchFunctionMode):
         told, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if _innermost.mode is not self:
             return func(*args, **told)
-        if name in _FILLS and getattr(target := args[0] if args else told["tensor"], "_is_hf_initialized", False):
-            return target
+        if name in _FILLS:
+            target = args[0] if args else told["tensor"]
+            if getattr(target, "_is_hf_initialized", False) or target.is_meta:
+                return target
         if name in _DRAWS:
             first = next((one for one in (*args, *told.values()) if isinstance(one, Tensor)), None)
             if told.get("generator") is None and _is_on_cpu(told.get("device") if first is None else first.device):
