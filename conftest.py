@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, Phase, settings
 # Tiny models gain nothing from a second thread of torch, and on a busy machine the two wait for each other: set before
 # anybody imports it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test asks for two threads, the second does not spin between what they compute.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell has background jobs (`make test &`) ignore ^C, and so would each process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,6 +57,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("thorough"):
             item.add_marker(pytest.mark.skip(reason="takes long; runs with -m thorough, and in `make soak`"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nearly all of what is made meanwhile stays: the collector would look at it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 _last_file = pytest.StashKey[Path]()
