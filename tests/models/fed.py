@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from triolet.models.native.decoders import CausalDecoder
 from triolet.models.native.library import Library
 from triolet.models.native.program import Program
 from triolet.models.native.runner import Runner
@@ -65,6 +67,18 @@ class Fed:
                 found[index].append(logits)
                 at[index] += count
         return [torch.cat(parts) for parts in found]
+
+
+@functools.cache
+def packed(
+    decoder_of: Callable[[str], CausalDecoder], made: object, name: str, *, int8: bool, again: bool
+) -> CausalDecoder:
+    """``decoder_of(name)``, packed. ``made`` is the module of which it is a copy. ``again``: packed once more, for what
+    is compared to the bit."""
+    decoder = decoder_of(name)
+    assert decoder.unknown() is None
+    decoder.pack(int8=int8)
+    return decoder
 
 
 @contextmanager

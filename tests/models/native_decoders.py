@@ -56,7 +56,7 @@ from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import CausalDecoder
 from triolet.models.native.runner import Runner
 
-from .fed import MOST_ROWS, PAGES, VOCABULARY, Fed, Told, loaded, opened
+from .fed import MOST_ROWS, PAGES, VOCABULARY, Fed, Told, loaded, opened, packed
 
 POSITIONS = 1_200
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -252,17 +252,14 @@ class DecoderFed(Fed):
         most_rows: int = MOST_ROWS,
         int8: bool = False,
         kept: torch.dtype = torch.float32,
+        again: bool = False,
     ) -> None:
         self.page_size = page_size
-        config = CONFIGS[name]
-        decoder = decoder_of(name)
-        assert decoder.unknown() is None
-        sizes = [(PAGES, page_size, layer.numbers) for layer in layer_sizes(Path(), config)]
+        sizes = [(PAGES, page_size, layer.numbers) for layer in layer_sizes(Path(), CONFIGS[name])]
         self.pages = [torch.full(size, float("nan"), dtype=kept) for size in sizes]
-        decoder.pack(int8=int8)
-        self.module = decoder.module
+        decoder = packed(decoder_of, module(name), name, int8=int8, again=again)
+        self.module, self.program = decoder.module, decoder.program(POSITIONS)
         options = {"rows": most_rows, "positions": POSITIONS, "threads": threads, "level": level}
-        self.program = decoder.program(POSITIONS)
         self.runner = Runner.open(loaded(), self.program, self.pages, **options)
 
     def feed(self, parts: Sequence[tuple[Told, int, int]], states: Sequence[Tensor] = ()) -> list[Tensor]:

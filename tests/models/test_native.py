@@ -116,7 +116,7 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
     sequences = sequences_of(lengths, page_sizes[0], draw)
     with fed(name, page_size=page_sizes[0], threads=threads[0], int8=int8, kept=kept) as together:
         expected = together.all_of(sequences, draw)
-    options = {"most_rows": most_rows, "int8": int8, "kept": kept}
+    options = {"most_rows": most_rows, "int8": int8, "kept": kept, "again": True}
     with fed(name, page_size=page_sizes[1], threads=threads[1], **options) as alone:
         assert_same_bits(alone, sequences, expected, draw)
 
