@@ -129,7 +129,10 @@ class Moonshine(CrossedFamily):
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
         heads, hidden = number("decoder_num_attention_heads"), number("hidden_size")
-        head_dim = getattr(config, "head_dim", None) or hidden // heads
+        if (head_dim := getattr(config, "head_dim", None) or hidden // heads) == 0:
+            raise UnsupportedModel(
+                f"{folder} has decoder_num_attention_heads={heads}; allowed: up to {hidden}, its width"
+            )
         multiple = config.pad_head_dim_to_multiple_of or 1
         return DecoderShape(
             layers=number("decoder_num_hidden_layers"),

@@ -363,3 +363,8 @@ def test_a_forced_token_comes_whatever_forbids_it():
     assert logits[0].isfinite().tolist() == [False, False, True, False, False]
     assert logits[1].isfinite().tolist() == [True, False, False, True, True], "what may not begin stands behind it"
     assert logits[2].isfinite().tolist() == [True, True, False, True, True]
+
+
+def test_more_heads_than_numbers_are_refused(changed):
+    with pytest.raises(UnsupportedModel, match=r"has decoder_num_attention_heads=100; allowed: up to 48, its width"):
+        TorchExecutor(changed("moonshine", "config.json", decoder_num_attention_heads=100), SMALL).open()
