@@ -23,6 +23,7 @@ from .gguf_settings import Told, rope
 
 _PATTERN = "attention.sliding_window_pattern"
 _SIGMOID = 2  # of the functions that make chances of an expert's scores
+_WORDS = "per_layer_token_embd.weight"
 _NORMAL = NormalDist()
 _OF_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scores are divided as no other's
 
@@ -40,23 +41,24 @@ def _gemma2(told: Told) -> dict[str, Any]:
     return {"query_pre_attn_scalar": wide if large else told.whole("attention.key_length")}
 
 
+def _turns(told: Told) -> dict[str, Any]:
+    """Returns the positions of layers that see all, and of those with windows."""
+    near = {"rope_type": "default", "rope_theta": told.real("rope.freq_base_swa", 10_000.0)}
+    return {"full_attention": rope(told), "sliding_attention": near}
+
+
 def _gemma3(told: Told) -> dict[str, Any]:
-    near = {"rope_type": "default", "rope_theta": 10_000.0}
-    made = _gemma2(told) | {"rope_parameters": {"full_attention": rope(told), "sliding_attention": near}}
+    made = _gemma2(told) | {"rope_parameters": _turns(told)}
     return made | {"use_bidirectional_attention": told.architecture == "gemma-embedding"}
 
 
 def _gemma3n(told: Told) -> dict[str, Any]:
     """The file has the deviations from the mean that activations must reach, in place of their share."""
-    scales, near = told.each("activation_sparsity_scale"), told.real("rope.freq_base_swa", 10_000.0)
+    scales = told.each("activation_sparsity_scale")
     if len(scales) < told.layers or not all(isinstance(one, float) for one in scales):
         raise told.bad("activation_sparsity_scale", scales, f"{told.layers} numbers")
-    words, left = (told.file.tensors.get(name) for name in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight"))
-    if words is None or left is None:
-        raise told.bad("embedding_length_per_layer_input", None, "a file with per_layer_token_embd and laurel_l")
-    kinds = {"full_attention": rope(told), "sliding_attention": {"rope_type": "default", "rope_theta": near}}
-    made = _windows(told) | {"rope_parameters": kinds, "intermediate_size": told.spread("feed_forward_length")}
-    made |= {"vocab_size_per_layer_input": words.shape[0], "laurel_rank": left.shape[0]}
+    made = _windows(told) | {"rope_parameters": _turns(told), "intermediate_size": told.spread("feed_forward_length")}
+    made |= {"laurel_rank": told.rows("blk.0.laurel_l.weight"), "vocab_size_per_layer_input": told.rows(_WORDS)}
     made |= {"num_key_value_heads": told.whole("attention.head_count_kv")}
     return made | {"activation_sparsity_pattern": [round(_NORMAL.cdf(one), 6) for one in scales[: told.layers]]}
 
@@ -65,25 +67,18 @@ def _gemma4(told: Told) -> dict[str, Any]:
     """Layers that see all positions have wider heads, and perhaps fewer of keys. The last layers may have the keys of
     earlier ones, and then a wider MLP."""
     far, near = told.whole("attention.key_length"), told.whole("attention.key_length_swa")
-    if told.get("rope.dimension_count_swa") not in {near, None}:
-        raise told.bad(
-            "rope.dimension_count_swa", told.get("rope.dimension_count_swa"), f"{near}, the numbers of a head"
-        )
-    made = _windows(told)
-    full = [one == "full_attention" for one in made["layer_types"]]
+    told.only("rope.dimension_count_swa", near, None)
+    made = _windows(told) | {"rope_parameters": _turns(told), "head_dim": near, "global_head_dim": far}
+    full = [one == "full_attention" for one in made.get("layer_types", [])]
     kv, wide = (told.spread(name) for name in ("attention.head_count_kv", "feed_forward_length"))
     by_kind = [{one for one, found in zip(kv, full, strict=False) if found == kind} for kind in (False, True)]
     if any(len(one) > 1 for one in by_kind) or len(set(full)) != len(by_kind):
         raise told.bad("attention.head_count_kv", kv, "one number for layers with windows, and one for others")
-    near_rope = {"rope_type": "default", "rope_theta": told.real("rope.freq_base_swa", 10_000.0)}
-    words = told.file.tensors.get("per_layer_token_embd.weight")
-    first = full.index(True)
-    made |= {"rope_parameters": {"full_attention": rope(told, size=far), "sliding_attention": near_rope}}
-    made |= {"head_dim": near, "global_head_dim": far, "num_key_value_heads": min(by_kind[0])}
-    made |= {"num_global_key_value_heads": min(by_kind[1]), "intermediate_size": wide[0]}
-    made |= {"attention_k_eq_v": not told.has(f"blk.{first}.attn_v.weight"), "use_double_wide_mlp": wide[0] != wide[-1]}
-    made |= {"vocab_size_per_layer_input": words.shape[0] if words else 0}
-    return made | {"enable_moe_block": told.get("expert_count") is not None}
+    made |= {"num_key_value_heads": min(by_kind[0]), "num_global_key_value_heads": min(by_kind[1])}
+    made |= {"intermediate_size": wide[0], "use_double_wide_mlp": wide[0] != wide[-1]}
+    made |= {"attention_k_eq_v": not told.has(f"blk.{full.index(True)}.attn_v.weight")}
+    moe = told.get("expert_count") is not None
+    return made | {"vocab_size_per_layer_input": told.rows(_WORDS), "enable_moe_block": moe}
 
 
 def _phi3(told: Told) -> dict[str, Any]:
@@ -123,23 +118,16 @@ def _glm(told: Told) -> dict[str, Any]:
 def _minicpm(told: Told) -> dict[str, Any]:
     """Granite's layers, with the scores of all others. Early files do not tell factors, which were the same for all."""
     width = told.whole("embedding_length")
-    return {
-        "attention_multiplier": (width // told.whole("attention.head_count")) ** -0.5,
-        "embedding_multiplier": told.real("embedding_scale", 12.0),
-        "residual_multiplier": told.real("residual_scale", 1.4 * told.layers**-0.5),
-        "logits_scaling": told.real("logit_scale", width / 256),
-    }
+    made = {"attention_multiplier": (width // told.whole("attention.head_count")) ** -0.5}
+    made |= {"residual_multiplier": told.real("residual_scale", 1.4 * told.layers**-0.5)}
+    factors = {"embedding_multiplier": ("embedding_scale", 12.0), "logits_scaling": ("logit_scale", width / 256)}
+    return made | {theirs: told.real(*one) for theirs, one in factors.items()}
 
 
 def _afmoe(told: Told) -> dict[str, Any]:
     told.only("expert_gating_func", _SIGMOID, None)
     told.only("expert_weights_norm", True)
     return _windows(told) | {"mup_enabled": True}
-
-
-def _hunyuan_moe(told: Told) -> dict[str, Any]:
-    told.only("expert_shared_count", 1)
-    return {"moe_topk": told.whole("expert_used_count")}
 
 
 def _mistral3(told: Told) -> dict[str, Any]:
@@ -279,7 +267,7 @@ def _delta(told: Told) -> dict[str, Any]:
 def _bert(told: Told) -> dict[str, Any]:
     """RoBERTa and XLM-R are BERT here: the rows of positions that they do not use are cut off."""
     tables = {"type_vocab_size": "token_types.weight", "max_position_embeddings": "position_embd.weight"}
-    return {size: told.file.tensors[name].shape[0] for size, name in tables.items() if told.has(name)}
+    return {size: rows for size, name in tables.items() if (rows := told.rows(name))}
 
 
 def _modern_bert(told: Told) -> dict[str, Any]:
@@ -373,7 +361,9 @@ ARCHITECTURES: Final = {
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", names.ERNIE_MOE, sizes=names.ERNIE_MOE_SIZES
     ),
-    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", names.HUNYUAN_MOE, more=_hunyuan_moe),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", names.HUNYUAN_MOE, sizes=names.HUNYUAN_MOE_SIZES
+    ),
     "exaone-moe": Architecture(
         *("exaone_moe", "ExaoneMoeForCausalLM", names.ROUTED),
         more=lambda told: _routed(told) | _windows(told),

@@ -47,7 +47,6 @@ _BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.(?:weight|bias))?")
 _TABLES = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 _POOLINGS = ("none", "mean", "cls", "lasttoken")  # by number; 4 ranks
 _RANKS = 4
-_WIDTH = "feed_forward_length"
 _SHARED = "attention.shared_kv_layers"
 
 
@@ -190,7 +189,9 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
     made: dict[str, Any] = {"model_type": kind.model_type, "architectures": [kind.loader]}
     made |= {theirs: told.whole(name, least=int(kind.attends)) for name, theirs in _SIZES.items()}
     sizes = {**_MORE_SIZES, **kind.sizes}
-    made |= told.wholes({name: own for name, own in sizes.items() if not (kind.by_layer and name == _WIDTH)})
+    made |= told.wholes(
+        {name: own for name, own in sizes.items() if not (kind.by_layer and name == "feed_forward_length")}
+    )
     made["num_hidden_layers"] = told.layers
     blocks = [found for name in file.tensors if (found := _BLOCK.fullmatch(name))]
     numbers, leaves = {int(one[1]) for one in blocks}, {f"{one[2]}{one[3] or ''}" for one in blocks}

@@ -1,5 +1,4 @@
-"""Names of tensors and settings that several architectures of llama.cpp share, told as ``theirs=own``. See
-`gguf_architectures` for the signs in them."""
+"""Names of tensors and settings of llama.cpp's architectures, told as in `gguf_architectures`."""
 
 from __future__ import annotations
 
@@ -120,6 +119,7 @@ PHI2 = pairs(
 HUNYUAN = pairs("attn_q_norm=self_attn.query_layernorm attn_k_norm=self_attn.key_layernorm")
 HUNYUAN_MOE = HUNYUAN | {theirs: own.replace("shared_expert.", "shared_mlp.") for theirs, own in EXPERTS.items()}
 HUNYUAN_MOE |= pairs("ffn_gate_inp=mlp.gate.wg")
+HUNYUAN_MOE_SIZES = pairs("expert_used_count=moe_topk")
 GPT_OSS = SECOND | pairs(
     "attn_sinks.weight=self_attn.sinks ffn_gate_inp=mlp.router ffn_gate_exps.weight=mlp.experts.gate_up_proj@0 "
     "ffn_up_exps.weight=mlp.experts.gate_up_proj@1 ffn_gate_exps.bias=mlp.experts.gate_up_proj_bias@0 "

@@ -96,6 +96,10 @@ class Told:
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
 
+    def rows(self, tensor: str) -> int:
+        """Returns the rows of a matrix; 0: there is none."""
+        return self.file.tensors[tensor].shape[0] if self.has(tensor) else 0
+
     def tensor(self, name: str) -> list[float]:
         """Returns the values of a small tensor."""
         at = self.file.tensors[name]

@@ -45,16 +45,11 @@ _CASED = (  # not those of all alphabets
     r"\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df1e}]]"
 )
 _ASIAN = r"[\u0800-\u9fa5\uac00-\ud7ff]+"
-_DEEPSEEK_LLM = (
-    r"[\r\n]",
-    rf"\s?{_CASED}+",
-    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    *(r"\s+$", _ASIAN, r"\p{N}+"),
-)
+_MARKS = r"[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+_DEEPSEEK_LLM = r"[\r\n]", rf"\s?{_CASED}+", rf"\s?{_MARKS}", r"\s+$", _ASIAN, r"\p{N}+"
 _DEEPSEEK_CODER = r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}"
-_BY_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _AFMOE = (
-    _BY_THREES,
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
     r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
     r"\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
     _DEEPSEEK[-1],

@@ -134,7 +134,14 @@ MIXERS = (
     ("head_count_kv", lambda config: [2 if "full" in one else 0 for one in config.layers_block_type]),
     ("feed_forward_length", lambda config: [96 if one in {"mlp", "moe"} else 0 for one in config.layers_block_type]),
 )
-ALIKE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
+
+def near(config: Any) -> float:
+    """The base of positions in layers with windows."""
+    return float(config.rope_parameters["sliding_attention"]["rope_theta"])
+
+
+ALIKE: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 GEMMA4 = {
     "head_dim": 16,
     "global_head_dim": 32,
@@ -145,10 +152,14 @@ GEMMA4 = {
     "tie_word_embeddings": True,
     "final_logit_softcapping": 30.0,
 }
+ALIKE["rope_parameters"] = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+}
 OF_GEMMA4 = (
     *WINDOW,
     *(("key_length", 32), ("value_length", 32), ("key_length_swa", 16), ("value_length_swa", 16)),
-    *(("rope_dimension_count", 32), ("rope_dimension_count_swa", 16), ("rope_freq_base_swa", 1e4)),
+    *(("rope_dimension_count", 32), ("rope_dimension_count_swa", 16), ("rope_freq_base_swa", near)),
     ("shared_kv_layers", "num_kv_shared_layers"),
     ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
     ("final_logit_softcapping", "final_logit_softcapping"),
