@@ -248,7 +248,9 @@ def _reference(network: ComparedNetwork, prompt: list[int], output: Tensor) -> T
         return last[0, -1].float()
     reader: Any = module if network.family is None else network.family.as_text(module)
     positions = torch.arange(len(prompt), device=network.device)[None]
-    answer = (reader if network.generates else reader.base_model)(tokens, position_ids=positions, use_cache=False)
+    told: dict[str, Any] = {"position_ids": positions, "use_cache": False}
+    asked = {"logits_to_keep": slice(-1, None)} if network.keeps and reader is module else {}
+    answer = reader(tokens, **told, **asked) if network.generates else reader.base_model(tokens, **told)
     last = answer.logits if network.generates else answer.last_hidden_state
     return last[0, -1].float()
 

@@ -63,10 +63,10 @@ class CausalNetwork(Network):
     native: Runner | None = None  # computes all steps; then the module serves comparisons alone
     graphs: GraphManager | None = None  # records steps that only decode, see `CausalDecode`
     adapters: AdapterSlots | None = None  # set if the native library's program has them
-    _keeps: bool = field(init=False)  # whether the module can compute only the wanted logits
+    keeps: bool = field(init=False)  # whether the module can compute only the wanted logits
     _others: Mapping[int, int] = field(init=False)  # see `Family.read_as`
 
-    @_keeps.default
+    @keeps.default
     def _find_out(self) -> bool:
         return "logits_to_keep" in signature(self.model.module.forward).parameters
 
@@ -125,8 +125,8 @@ class CausalNetwork(Network):
         if not self.generates:
             return self._hidden(feeds, rows, outputs)[chosen].float()
         module = self.model.module
-        kept = self._run(module, feeds, rows, outputs, **({"logits_to_keep": chosen} if self._keeps else {})).logits[0]
-        logits: Tensor = (kept if self._keeps else kept[chosen]).float().contiguous()
+        kept = self._run(module, feeds, rows, outputs, **({"logits_to_keep": chosen} if self.keeps else {})).logits[0]
+        logits: Tensor = (kept if self.keeps else kept[chosen]).float().contiguous()
         return logits
 
     def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
