@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ..checkpoints.unread import UnreadTensor
+from ..checkpoints.unread import UnreadTensor, derived
 
 _GROUP = 32  # inputs of a block
 _MOST = 15
@@ -56,7 +56,7 @@ class Rounded:
         """Returns the blocks of some rows, as uint8 [rows, bytes of a row]."""
         rows = self._rows(start, stop).float()
         make = int8_blocks if self.block_kind == "Q8_0" else int4_blocks
-        return torch.cat([make(part) for part in torch.split(rows.view(-1, _GROUP), _PIECE)]).view(len(rows), -1)
+        return torch.cat([make(part) for part in torch.split(rows.reshape(-1, _GROUP), _PIECE)]).view(len(rows), -1)
 
     def sample(self) -> Iterator[Tensor]:
         """Yields nothing: a fingerprint is taken before weights are rounded."""
@@ -109,10 +109,12 @@ def round_matrices(module: nn.Module) -> None:
     shared = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
     for name, each in module.named_modules():
         weight: Any = getattr(each, "weight", None)
-        if type(each) is not nn.Linear or each is head or id(weight) in shared:
+        turned = type(each).__name__ == "Conv1D"  # of GPT-2, whose inputs are rows
+        if not (type(each) is nn.Linear or turned) or each is head or id(weight) in shared:
             continue
-        kind = kind_of(name, tuple(weight.shape))
+        rows = derived(weight.detach(), torch.t) if turned else weight.detach()
+        kind = kind_of(name, tuple(rows.shape))
         if kind is None or getattr(weight, "block_kind", None) is not None:
             continue
-        made: Any = UnreadTensor(weight.shape, weight.dtype, Rounded(weight.detach(), kind))
-        each.weight = nn.Parameter(made, requires_grad=False)
+        made: Any = UnreadTensor(rows.shape, rows.dtype, Rounded(rows, kind))
+        each.weight = nn.Parameter(derived(made, torch.t) if turned else made, requires_grad=False)

@@ -18,10 +18,11 @@ from triolet.models.native.crossed_decoder import CrossedDecoder
 from triolet.models.native.panels import Panels
 from triolet.models.native.parts import PackedLinear
 
-from ..checkpoints.checkpoints import random_model
+from ..checkpoints.checkpoints import random_model, save_checkpoint, special_ids
 from ..checkpoints.ctranslate2 import convert
 from ..checkpoints.families import make_checkpoint
 from ..checkpoints.quantized_checkpoints import gptq, make_wide, quantize
+from ..checkpoints.words import LLAMA
 from .test_encoder_decoders import jobs_of
 from .test_estimate import held
 from .texts import Job, encode_job, noise
@@ -84,6 +85,27 @@ def test_linear_layers_are_held_in_4_bits(open_driver, wide):
     config = EngineConfig(device="cpu", threads=1, dtype="float32", quantization="int4")
     thought, held_by = estimate(wide, config), held(wide, config)
     assert abs(thought.by_owner["weights"] - ODDS - held_by["weights"]) < 10_000
+
+
+def test_layers_whose_inputs_are_rows_are_held_in_4_bits_too(open_driver, tmp_path):
+    """GPT-2's, with queries, keys and values in one."""
+    tokenizer = LLAMA.make()
+    sizes: dict[str, Any] = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 64, "n_inner": 128}
+    config = transformers.GPT2Config(vocab_size=len(tokenizer), **special_ids(tokenizer), **sizes)
+    model = random_model(transformers.GPT2LMHeadModel, config, 0)
+    save_checkpoint(tmp_path, model, tokenizer)
+    driver = open_driver(tmp_path, quantization="int4")
+    found = {name: one for name, one in linears(driver).items() if name != "lm_head"}
+    assert len(found) == 8
+    for name, one in found.items():
+        rows = model.get_submodule(name).weight.detach().T
+        blocks = decoded(int4_blocks(rows.reshape(-1, 32)), "Q4_1").view(rows.shape)
+        assert torch.equal(one.panels().part(0, len(rows)), blocks)
+    settings = EngineConfig(device="cpu", threads=1, dtype="float32", quantization="int4")
+    thought, held_by = estimate(tmp_path, settings), held(tmp_path, settings)
+    assert abs(thought.by_owner["weights"] - ODDS - held_by["weights"]) < 10_000
+    together = driver.run(*JOBS)
+    assert [one.tokens for one in together] == [driver.run(job)[0].tokens for job in JOBS]
 
 
 def test_what_has_4_bits_in_the_checkpoint_keeps_them(open_driver, wide, tmp_path):
