@@ -525,17 +525,28 @@ def test_experts_of_four_bits_stay_in_their_blocks(values, tmp_path, open_driver
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
-@pytest.mark.parametrize("name", ["qwen3next", "qwen35"])
-def test_rows_and_columns_that_the_converter_moved_stay_in_their_blocks(name, tmp_path, open_driver):
-    """Rows of one matrix that it made two of, and columns that it moved by heads."""
+@pytest.mark.parametrize(
+    ("name", "leaves", "matrices"),
+    [
+        (
+            *("qwen3next", ("attn_qkv", "attn_gate", "ssm_out", "ssm_ba")),
+            ("model.layers.0.linear_attn.in_proj_qkvz", "model.layers.0.linear_attn.out_proj"),
+        ),
+        (
+            *("qwen35", ("attn_qkv", "attn_gate", "ssm_out", "ssm_beta", "ssm_alpha")),
+            ("model.layers.0.linear_attn.in_proj_qkv", "model.layers.0.linear_attn.out_proj"),
+        ),
+        ("gpt2", ("attn_qkv", "ffn_down"), ("transformer.h.1.attn.c_attn", "transformer.h.1.mlp.c_proj")),
+    ],
+)
+def test_rows_and_columns_that_the_converter_moved_stay_in_their_blocks(name, leaves, matrices, tmp_path, open_driver):
+    """Rows of one matrix that it made two of, columns that it moved by heads, and rows that were columns."""
     config, model, changes, parts, more = MODELS[name]
     made = tiny(config, model, **SMALL | changes)
-    leaves, packed = ("attn_qkv", "attn_gate", "ssm_out", "ssm_ba", "ssm_beta", "ssm_alpha"), dict[str, Any]()
-    plain, kind = dict(parts(made)), gguf.GGMLQuantizationType.Q8_0
-    names = gguf.get_tensor_name_map(
-        next(one for one, own in gguf.MODEL_ARCH_NAMES.items() if own == name), made.config.num_hidden_layers
-    )
-    for own, weight in plain.items():
+    packed, kind = dict[str, Any](), gguf.GGMLQuantizationType.Q8_0
+    number = next(one for one, own in gguf.MODEL_ARCH_NAMES.items() if own == name)
+    names = gguf.get_tensor_name_map(number, made.config.num_hidden_layers)
+    for own, weight in parts(made):
         found = own if own.startswith("blk.") else str(names.get_name(own, (".weight", ".bias")))
         if any(f".{leaf}.weight" in found for leaf in leaves):
             packed[found] = "Q8_0", gguf.quants.quantize(weight.detach().contiguous().numpy(), kind)
@@ -546,9 +557,8 @@ def test_rows_and_columns_that_the_converter_moved_stay_in_their_blocks(name, tm
     assert driver.run(job)[0].tokens == generate(told, job.prompt, job.max_tokens)
     thought = estimate(resolve(path), EngineConfig(device="cpu", threads=1, dtype="float32")).by_owner["weights"]
     assert abs(thought - ODDS - driver.executor.memory().by_owner["weights"]) < 10_000
-    mixer = driver.executor._open.parts.model.module.model.layers[0].linear_attn
-    enter = mixer.in_proj_qkvz if name == "qwen3next" else mixer.in_proj_qkv
-    assert kinds_of(enter, mixer.out_proj) == [{"Q8_0"}] * 2
+    module = driver.executor._open.parts.model.module
+    assert kinds_of(*map(module.get_submodule, matrices)) == [{"Q8_0"}] * 2
 
 
 @pytest.mark.parametrize(
