@@ -112,13 +112,12 @@ def _olmo2(told: Told) -> dict[str, Any]:
 
 
 def _glm(told: Told) -> dict[str, Any]:
-    return {"head_dim": told.whole("embedding_length") // told.whole("attention.head_count")}
+    return {"head_dim": told.head}
 
 
 def _minicpm(told: Told) -> dict[str, Any]:
     """Granite's layers, with the scores of all others. Early files do not tell factors, which were the same for all."""
-    width = told.whole("embedding_length")
-    made = {"attention_multiplier": (width // told.whole("attention.head_count")) ** -0.5}
+    width, made = told.whole("embedding_length"), {"attention_multiplier": told.head**-0.5}
     made |= {"residual_multiplier": told.real("residual_scale", 1.4 * told.layers**-0.5)}
     factors = {"embedding_multiplier": ("embedding_scale", 12.0), "logits_scaling": ("logit_scale", width / 256)}
     return made | {theirs: told.real(*one) for theirs, one in factors.items()}
@@ -227,11 +226,10 @@ def _falcon_h1(told: Told) -> dict[str, Any]:
 
 
 def _granite_moe(told: Told) -> dict[str, Any]:
-    shared = told.get("expert_shared_feed_forward_length")
     made = {"num_local_experts": told.whole("expert_count")}
-    if shared:
+    if told.get("expert_shared_feed_forward_length"):
         named = {"model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"]}
-        made |= named | {"shared_intermediate_size": shared}
+        made |= named | {"shared_intermediate_size": told.whole("expert_shared_feed_forward_length")}
     return made
 
 

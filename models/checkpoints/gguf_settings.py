@@ -39,6 +39,16 @@ class Told:
         drafting = self.whole("nextn_predict_layers") if self.get("nextn_predict_layers") else 0
         return self.whole("block_count") - drafting
 
+    @property
+    def head(self) -> int:
+        """The numbers of a head."""
+        if self.get("attention.key_length"):
+            return self.whole("attention.key_length")
+        width, heads = self.whole("embedding_length"), self.whole("attention.head_count")
+        if width < heads:
+            raise self.bad("embedding_length", width, f"{heads}, the heads, or more")
+        return width // heads
+
     def whole(self, name: str, *, least: int = 1) -> int:
         """Returns a size. One that is told for each layer is the same for all that have it: 0 says that one has not."""
         value = self.get(name)
@@ -102,6 +112,8 @@ class Told:
 
     def tensor(self, name: str) -> list[float]:
         """Returns the values of a small tensor."""
+        if not self.has(name):
+            raise CheckpointError(f"{self.file.path} has no {name}; download it again")
         at = self.file.tensors[name]
         if at.kind != "F32" or len(at.shape) > 1:
             raise self.bad(name, f"{at.kind} {at.shape}", "a row of F32")
@@ -118,8 +130,7 @@ def rope(told: Told, *, partial: bool = False, size: int | None = None) -> dict[
     made: dict[str, Any] = {"rope_theta": told.real("rope.freq_base", 10_000.0), "rope_type": "default"}
     if made["rope_theta"] <= 0.0:
         raise told.bad("rope.freq_base", made["rope_theta"], "a number above 0")
-    size = size or told.get("attention.key_length")
-    size = size or told.whole("embedding_length") // told.whole("attention.head_count")
+    size = size or told.head
     turning = size if told.get("rope.dimension_count") is None else told.whole("rope.dimension_count", least=0) or size
     if turning != size and not partial:
         raise told.bad("rope.dimension_count", turning, f"{size}, the numbers of a head")

@@ -292,6 +292,22 @@ def test_a_setting_of_another_type_is_refused(changes, told, tmp_path):
         (read_gguf_config(file), make_tokenizer(file))
 
 
+def test_the_numbers_of_a_head_are_checked(tmp_path):
+    """They may be told for each layer, and follow from the width otherwise. Their factors come in two lists."""
+    made = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1)
+
+    def read(more: Any = lambda writer, _: None) -> dict[str, Any]:
+        return read_gguf_config(read_gguf(write_gguf(tmp_path / "m.gguf", "minicpm", made, more=more)))
+
+    listed = read(lambda writer, _: writer.add_array("minicpm.attention.key_length", [16]))
+    assert listed["attention_multiplier"] == 0.25
+    with pytest.raises(CheckpointError, match=r"has no rope_factors_short.weight; download it again"):
+        read(lambda writer, _: writer.add_tensor("rope_factors_long.weight", np.ones(8, np.float32)))
+    made.config.hidden_size = 1
+    with pytest.raises(CheckpointError, match="embedding_length=1; allowed: 4, the heads, or more"):
+        read()
+
+
 def test_tokens_without_embeddings_are_refused(tmp_path):
     made = tiny("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=1, vocab_size=300)
     with pytest.raises(CheckpointError, match=r"has 320 tokens, but embeddings of 300; download it again"):
