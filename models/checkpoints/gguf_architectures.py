@@ -48,7 +48,8 @@ def _turns(told: Told) -> dict[str, Any]:
 
 
 def _gemma3(told: Told) -> dict[str, Any]:
-    made = _gemma2(told) | {"rope_parameters": _turns(told)}
+    kinds = _windows(told, usual=6).get("layer_types", ["full_attention"] * told.layers)
+    made = _gemma2(told) | {"rope_parameters": _turns(told), "layer_types": kinds}
     return made | {"use_bidirectional_attention": told.architecture == "gemma-embedding"}
 
 

@@ -604,6 +604,23 @@ def test_windows_that_are_not_listed_are_those_of_all_layers_but_each_fourth(pat
     assert kinds == ([False, True] * 2 if pattern else [False] * 3 + [True])
 
 
+@pytest.mark.parametrize(
+    ("window", "far"),
+    [
+        ((), [0, 1, 2, 3, 4, 5]),
+        ((("sliding_window", 8),), [5]),
+        ((("sliding_window", 8), ("sliding_window_pattern", 3)), [2, 5]),
+    ],
+)
+def test_gemma_has_windows_where_the_file_says_so(window, far, tmp_path):
+    made = tiny("Gemma3TextConfig", "Gemma3ForCausalLM", **SMALL, head_dim=16, num_hidden_layers=6)
+    path = write_converted(
+        tmp_path / "m.gguf", "gemma3", made, made_by.gemma_embedding(made), more=tells(*HEAD, *window)
+    )
+    kinds = read_json(resolve(path) / "config.json")["layer_types"]
+    assert [layer for layer, one in enumerate(kinds) if one == "full_attention"] == far
+
+
 def test_layers_for_draft_tokens_are_left_out(tmp_path):
     config, model, changes, parts, more = MODELS["glm4moe"]
     made = tiny(config, model, **SMALL | changes)
