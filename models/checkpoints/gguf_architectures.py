@@ -22,7 +22,7 @@ from .gguf_names import RMS, pairs
 from .gguf_settings import Told, rope
 
 _PATTERN = "attention.sliding_window_pattern"
-_SIGMOID = 2  # of the functions that make chances of an expert's scores
+_SOFTMAX, _SIGMOID = 1, 2  # of the functions that make chances of an expert's scores
 _WORDS = "per_layer_token_embd.weight"
 _NORMAL = NormalDist()
 _OF_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scores are divided as no other's
@@ -149,7 +149,8 @@ def _gpt_oss(told: Told) -> dict[str, Any]:
 
 def _routed(told: Told) -> dict[str, Any]:
     """Returns how experts are chosen: in groups, if the file has them, by scores of a sigmoid unless it is told."""
-    told.only("expert_gating_func", 1 if told.architecture == "deepseek2" else _SIGMOID, _SIGMOID, None)
+    softmax = {"deepseek2": (_SOFTMAX, _SIGMOID), "mistral4": (_SOFTMAX,)}
+    told.only("expert_gating_func", *softmax.get(told.architecture, (_SIGMOID,)), None)
     dense = 0 if told.get("expert_count") else told.layers
     made: dict[str, Any] = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": dense}
     made |= told.wholes(names.ROUTED_SIZES)
@@ -161,7 +162,7 @@ def _routed(told: Told) -> dict[str, Any]:
 def _deepseek2(told: Told) -> dict[str, Any]:
     """Returns the settings of DeepSeek V2, whose scores are a softmax, or of V3 and later ones."""
     corrected = any("exp_probs_b" in name for name in told.file.tensors)
-    scored = told.get("expert_gating_func") or (_SIGMOID if corrected or not told.get("expert_count") else 1)
+    scored = told.get("expert_gating_func") or (_SIGMOID if corrected or not told.get("expert_count") else _SOFTMAX)
     turning, scale = told.whole("rope.dimension_count"), told.get("rope.scaling.yarn_log_multiplier")
     ends = "" if told.get("attention.key_length_mla") is None else "_mla"
     made = _routed(told) | {

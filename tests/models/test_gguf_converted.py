@@ -348,7 +348,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
         *("Mistral4Config", "Mistral4ForCausalLM"),
         {**ROUTED, **LATENT, "n_group": 1, "rope_parameters": LONG},
         made_by.mistral4,
-        tells(*ROUTING, DENSE, *OF_LATENT, *YARNED, ("rope_scaling_yarn_log_mul", 0.1)),
+        tells(
+            *(*ROUTING, DENSE, *OF_LATENT, *YARNED, ("rope_scaling_yarn_log_mul", 0.1)),
+            ("expert_gating_func", gguf.ExpertGatingFuncType.SOFTMAX),
+        ),
     ),
     "minicpm3": (
         *("MiniCPM3Config", "MiniCPM3ForCausalLM"),
