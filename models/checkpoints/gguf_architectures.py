@@ -417,11 +417,13 @@ ARCHITECTURES: Final = {
         attends=False,
     ),
     "falcon-h1": Architecture("falcon_h1", "FalconH1ForCausalLM", names.FALCON_H1, more=_falcon_h1),
-    "nemotron_h": Architecture(
-        "nemotron_h", "NemotronHForCausalLM", names.NEMOTRON_H, {names.RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
-    ),
-    "nemotron_h_moe": Architecture(
-        "nemotron_h", "NemotronHForCausalLM", names.NEMOTRON_H, {names.RMS_NORM: "layer_norm_epsilon"}, more=_nemotron_h
+    **dict.fromkeys(
+        ("nemotron_h", "nemotron_h_moe"),
+        Architecture(
+            *("nemotron_h", "NemotronHForCausalLM", names.NEMOTRON_H, {names.RMS_NORM: "layer_norm_epsilon"}),
+            more=_nemotron_h,
+            partial=True,  # it has no positions; the file tells as many numbers as the width has for each head
+        ),
     ),
     "lfm2moe": Architecture(
         *("lfm2_moe", "Lfm2MoeForCausalLM", names.LFM2, names.LFM2_REALS),

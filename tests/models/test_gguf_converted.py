@@ -436,7 +436,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
     "nemotron_h": (
         *("NemotronHConfig", "NemotronHForCausalLM"),
         {**NEMOTRON, "layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
-        *(made_by.nemotron_h, tells(*MIXERS)),
+        *(made_by.nemotron_h, tells(*MIXERS, ("rope_dimension_count", 12))),
     ),
     "nemotron_h_moe": (
         *("NemotronHConfig", "NemotronHForCausalLM"),
