@@ -116,6 +116,11 @@ def _glm(told: Told) -> dict[str, Any]:
     return {"head_dim": told.head}
 
 
+def _glm4(told: Told) -> dict[str, Any]:
+    told.only("rope.dimension_sections", None)  # of GLM-4V, whose rows the converter moves
+    return {}
+
+
 def _minicpm(told: Told) -> dict[str, Any]:
     """Granite's layers, with the scores of all others. Early files do not tell factors, which were the same for all."""
     width, made = told.whole("embedding_length"), {"attention_multiplier": told.head**-0.5}
@@ -349,7 +354,7 @@ ARCHITECTURES: Final = {
     "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", names.SECOND),
     "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", names.SANDWICHED, more=_windows),
     "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM"),
-    "glm4": Architecture("glm4", "Glm4ForCausalLM", names.GLM4, partial=True),
+    "glm4": Architecture("glm4", "Glm4ForCausalLM", names.GLM4, more=_glm4, partial=True),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", names.EXPERTS, RMS | {"attention.clamp_kqv": "clip_qkv"}),
     "phi2": Architecture("phi", "PhiForCausalLM", names.PHI2, {names.MEAN: "layer_norm_eps"}, partial=True),
     "exaone": Architecture("llama", "LlamaForCausalLM"),

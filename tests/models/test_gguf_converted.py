@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from triolet.core.config import EngineConfig
-from triolet.core.errors import CheckpointError
+from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.checkpoints.files import resolve
 from triolet.models.checkpoints.gguf_tensors import noted_tensors
@@ -594,6 +594,19 @@ def test_heads_that_do_not_share_keys_are_refused(tmp_path):
     path = write_converted(tmp_path / "m.gguf", "qwen35", made, parts(made), more=more)
     with pytest.raises(CheckpointError, match=r"ssm.time_step_rank=4; allowed: a multiple of 3 that divides 64"):
         noted_tensors(resolve(path) / "gguf.json")
+
+
+def test_rows_that_were_moved_for_pictures_are_refused(tmp_path):
+    config, model, changes, parts, more = MODELS["glm4"]
+    made = tiny(config, model, **SMALL | changes)
+
+    def told(writer: Any, config: Any) -> None:
+        more(writer, config)
+        writer.add_rope_dimension_sections([2, 1, 1, 0])
+
+    path = write_converted(tmp_path / "m.gguf", "glm4", made, parts(made), more=told)
+    with pytest.raises(UnsupportedModel, match=r"\(glm4\) has rope.dimension_sections"):
+        resolve(path)
 
 
 @pytest.mark.parametrize("pattern", [(), (("sliding_window_pattern", 2),)])
