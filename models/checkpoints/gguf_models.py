@@ -38,6 +38,7 @@ _CHANGING = (  # settings that change what is computed
     *("expert_weights_scale", "attention.temperature_scale", "rope.scaling.attn_factor", "leading_dense_block_count"),
     *("rope.scaling.yarn_log_multiplier", "expert_group_count", "moe_every_n_layers", "attention.causal"),
 )
+_PLAIN = {"expert_group_count": 1}  # which changes nothing
 _WHOLE = pairs(
     "token_embd.weight=model.embed_tokens.weight output.weight=lm_head.weight output_norm.weight=model.norm.weight "
     "output_norm.bias=model.norm.bias"
@@ -215,7 +216,7 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
         theirs: told.real(name) for name, theirs in kind.reals.items() if name in needed or told.get(name) is not None
     }
     made |= kind.more(told)
-    left = [name for name in _CHANGING if name not in told.read and told.get(name) is not None]
+    left = [name for name in _CHANGING if name not in told.read and told.get(name) not in {None, _PLAIN.get(name)}]
     if left:
         raise UnsupportedModel(
             f"{file.path} ({kind.model_type}) has {', '.join(left)}, which no model of transformers of this kind has; "

@@ -300,7 +300,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Any, Any]] = {
         tells(
             *(*HEAD, *SHARED[:3], SIGMOID, WINDOW[0], ("expert_shared_count", "num_shared_experts")),
             *(("leading_dense_block_count", "num_dense_layers"), ("expert_weights_norm", True)),
-            ("expert_weights_scale", "route_scale"),
+            *(("expert_weights_scale", "route_scale"), ("expert_group_count", 1)),
         ),
     ),
     "arcee": ("ArceeConfig", "ArceeForCausalLM", {}, llama, tells()),
