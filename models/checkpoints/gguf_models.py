@@ -55,10 +55,11 @@ def architecture_of(file: GgufFile) -> Architecture:
     """Returns what is known of a file's architecture. Raises `UnsupportedModel` if nothing is."""
     name = file.settings.get("general.architecture")
     if name not in ARCHITECTURES:
+        told = (file.settings.get(f"general.{one}repo_url") for one in ("base_model.0.", ""))  # the last may be its own
         raise UnsupportedModel(
             f"{file.path} has the architecture {name!r}; allowed: {', '.join(ARCHITECTURES)}; in files of "
             f"transcribe.cpp {', '.join(SPEECH)}. Give the checkpoint that it was converted from "
-            f"({file.settings.get('general.repo_url', 'on the hub usually the same name without -GGUF')})"
+            f"({next(filter(None, told), 'on the hub usually the same name without -GGUF')})"
         )
     return ARCHITECTURES[name]
 

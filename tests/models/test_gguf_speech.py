@@ -237,10 +237,14 @@ def test_what_is_not_read_is_refused(old, new, told, whole, tmp_path):
         open_weights(resolve(path) / "gguf.json")
 
 
-def test_a_refusal_names_the_checkpoint_that_the_file_was_made_of(tmp_path):
+@pytest.mark.parametrize("base", ["", "https://huggingface.co/nvidia/parakeet-tdt-0.6b-v3"])
+def test_a_refusal_names_the_checkpoint_that_the_file_was_made_of(base, tmp_path):
+    """Not who quantized it."""
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "parakeet")
     writer.add_string("stt.variant", "tdt-0.6b-v3")
-    writer.add_string("general.repo_url", "https://huggingface.co/nvidia/parakeet-tdt-0.6b-v3")
+    writer.add_string("general.repo_url", "https://huggingface.co/" + ("someone" if base else "nvidia/parakeet"))
+    if base:
+        writer.add_string("general.base_model.0.repo_url", base)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
