@@ -334,15 +334,21 @@ def _word_pieces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
 
 
 def _of_word_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
-    """A vocabulary of BERT. The file does not say whether it has capitals, so its tokens do."""
+    """A vocabulary of BERT. If the file does not say whether texts lose their capitals, its tokens do."""
     unknown = _token(file, tokens, "unknown")
     places = {text: one for one, text in enumerate(tokens)}
     name = _UNKNOWN if unknown is None else tokens[unknown]
     if name not in places:
         raise CheckpointError(f"{file.path} has no token for unknown words; download it again")
     made = Tokenizer(models.WordPiece(places, unk_token=name))
-    capitals = any(text != text.lower() for text in tokens if not text.startswith("["))
-    made.normalizer = normalizers.BertNormalizer(lowercase=not capitals)
+    told = {name: file.settings.get(f"tokenizer.ggml.normalizer.{name}") for name in ("lowercase", "strip_accents")}
+    if not all(isinstance(one, bool | None) for one in told.values()):
+        raise CheckpointError(
+            f"{file.path} has tokenizer.ggml.normalizer={told}; allowed: true or false. Download it again"
+        )
+    if told["lowercase"] is None:
+        told["lowercase"] = not any(text != text.lower() for text in tokens if not text.startswith("["))
+    made.normalizer = normalizers.BertNormalizer(**told)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     return made

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from attrs import evolve
 
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.model import Kind
@@ -151,6 +152,24 @@ def test_a_vocabulary_of_bert_cuts_words_as_bert_does(tmp_path):
     for text in ("The cats on a mat", "naïve matting, Zebra", "[SEP] ab a  b"):
         assert ours(text).input_ids == theirs(text).input_ids
     assert ours.convert_ids_to_tokens(ours("The cats").input_ids) == ["[CLS]", "the", "cat", "##s", "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [({}, "naive zebra"), ({"strip_accents": False}, "naïve zebra"), ({"lowercase": False}, "naïve Zebra")],
+)
+def test_a_vocabulary_of_bert_has_the_letters_that_the_file_says(told, found, tmp_path):
+    made = tiny("BertConfig", "BertModel", **SMALL)
+
+    def more(writer: Any, config: Any) -> None:
+        for name, value in told.items():
+            writer.add_bool(f"tokenizer.ggml.normalizer.{name}", value)
+
+    file = read_gguf(write_converted(tmp_path / "m.gguf", "bert", made, bert(made), words=BERT, more=more))
+    assert make_tokenizer(file)[0].normalizer.normalize_str("naïve Zebra") == found
+    wrong = evolve(file, settings={**file.settings, "tokenizer.ggml.normalizer.lowercase": 1})
+    with pytest.raises(CheckpointError, match=r"normalizer={'lowercase': 1.*; allowed: true or false"):
+        make_tokenizer(wrong)
 
 
 def test_a_vocabulary_of_xlm_r_cuts_words_as_xlm_r_does(tmp_path):
