@@ -41,6 +41,8 @@ class CrossedBlueprint(ModuleBlueprint):
     def pack(self, module: nn.Module, decoder: CrossedDecoder | None) -> None:
         int8 = self.config.quantization is not None
         if self.config.quantization == "int4":
+            encoder = self.native_speech(module)
+            self.check_formats(encoder if isinstance(encoder, str) else None)
             round_matrices(module)
         if decoder is not None:
             decoder.pack(int8=int8)

@@ -85,7 +85,7 @@ CASES = [
     *((name, {"quantization": "int8"}) for name in ("moonshine_streaming", "canary", "parakeet_tdt", "parakeet_ctc")),
     *((name, {"quantization": "int8"}) for name in ("bart", "nemotron3_diarization", "granite_speech5")),
     ("nemotron_asr_streaming", {"quantization": "int8"}),
-    *((name, {"quantization": "int4"}) for name in ("demo", "bart", "canary", "moonshine_streaming")),
+    *((name, {"quantization": "int4"}) for name in ("demo", "bart", "moonshine_streaming")),
     *((name, {"dtype": dtype, "max_running": 3}) for name in FRAME_MAKERS for dtype in ("float32", "bfloat16")),
 ]
 

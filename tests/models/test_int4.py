@@ -228,6 +228,14 @@ def test_what_reads_frames_is_refused(open_driver, folder):
         open_driver(folder("parakeet_ctc"), quantization="int4")
 
 
+def test_an_encoder_that_torch_computes_is_refused(open_driver, changed):
+    """It would be in int8, beside a decoder in 4 bits."""
+    folder = changed("moonshine", encoder_hidden_act="mish")
+    told = r"quantization='int4'.*native library.*the activation of its encoder is mish.*allowed: quantization='int8'"
+    with pytest.raises(InvalidRequest, match=told):
+        open_driver(folder, quantization="int4")
+
+
 def test_that_vectors_change_is_said(open_driver, folder, caplog):
     for name in ("bert", "llama"):
         open_driver(folder(name), quantization="int4")
