@@ -56,8 +56,9 @@ def pack_blocks(weights: Sequence[Any], order: Tensor | None = None) -> tuple[Te
         The packed bytes and their sections; ``None``: a matrix has no blocks, or they cannot lie together as they are.
     """
     kinds: list[Any] = [getattr(weight, "block_kind", None) for weight in weights]
-    if any(kind not in PACKINGS for kind in kinds) or (order is not None and len(set(kinds)) > 1):
+    if any(kind not in PACKINGS for kind in kinds):
         return None
+    weights = weights if order is None else _in_order(weights, order)
     runs = [(kind, list(run)) for kind, run in groupby(weights, attrgetter("block_kind"))]
     parts: list[list[Any]] = [part for _, part in runs]
     if any(sum(map(len, part)) % _PANEL for part in parts[:-1]):
@@ -68,19 +69,42 @@ def pack_blocks(weights: Sequence[Any], order: Tensor | None = None) -> tuple[Te
     begin = 0
     for section, part in zip(sections, parts, strict=True):
         number, of_panel = PACKINGS[section.kind], section.bytes_for(inputs) // section.panels
-        for rows in _in_panels(part, order):
+        for rows in _in_panels(part):
             library.pack(number, rows, inputs, packed[begin:])
             begin += -(-len(rows) // _PANEL) * of_panel
     return packed, sections
 
 
-def _in_panels(weights: Sequence[Any], order: Tensor | None) -> Iterator[Tensor]:
+@frozen(eq=False)
+class _Run:
+    """Rows of matrices, all of one kind of blocks."""
+
+    block_kind: str
+    shape: tuple[int, int]
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def blocks_of(self, start: int, stop: int) -> Tensor:
+        """Returns the blocks of some rows."""
+        return self.rows[start:stop]
+
+
+def _in_order(weights: Sequence[Any], order: Tensor) -> list[_Run]:
+    """Returns the outputs of matrices in an ``order``, as runs of one kind."""
+    kinds = torch.cat([torch.full((len(one),), PACKINGS[one.block_kind], dtype=torch.int64) for one in weights])
+    found = list[_Run]()
+    for places in torch.split(order, torch.unique_consecutive(kinds[order], return_counts=True)[1].tolist()):
+        own = kinds == kinds[places[0]]
+        kind = next(name for name, number in PACKINGS.items() if number == kinds[places[0]])
+        blocks = torch.cat([one.blocks_of(0, len(one)) for one in weights if one.block_kind == kind])
+        found.append(_Run(kind, (len(places), weights[0].shape[1]), blocks[own.cumsum(0)[places] - 1]))
+    return found
+
+
+def _in_panels(weights: Sequence[Any]) -> Iterator[Tensor]:
     """Yields the blocks of whole panels, bytes [rows, bytes of a row], of matrices one after the other."""
-    if order is not None:
-        blocks = torch.cat([weight.blocks_of(0, len(weight)) for weight in weights])[order]
-        for start in range(0, len(blocks), _ROWS):
-            yield blocks[start : start + _ROWS]
-        return
     left: Tensor | None = None
     for weight in weights:
         for start in range(0, len(weight), _ROWS):

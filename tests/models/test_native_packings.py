@@ -85,11 +85,22 @@ def test_outputs_are_put_in_order() -> None:
     assert torch.equal(panels.part(0, 40), torch.cat([part.weights() for part in parts])[order])
 
 
+def test_outputs_of_several_kinds_are_put_in_order() -> None:
+    """As Qwen3.5's gates, which come behind values, of another kind, and are one layer with queries."""
+    parts = [Blocks.random(kind, 64, 64, seed) for seed, kind in enumerate(("Q4_1", "Q4_1", "Q8_0"))]
+    mixed = torch.randperm(128, generator=torch.Generator().manual_seed(1))
+    order = torch.cat([mixed[:96], torch.arange(128, 192).flip(0), mixed[96:]])
+    panels = Panels.of_blocks(parts, None, order, planes=2)
+    assert panels is not None
+    assert [(one.kind, one.panels) for one in panels.sections] == [("Q4_1", 3), ("Q8_0", 2), ("Q4_1", 1)]
+    assert torch.equal(panels.part(0, 192), torch.cat([part.weights() for part in parts])[order])
+
+
 def test_what_cannot_lie_together_is_not_packed() -> None:
     plain, odd = torch.zeros(32, 64), Blocks.random("Q4_0", 33, 64)
     assert Panels.of_blocks([Blocks.random("Q8_0", 32, 64), plain], planes=2) is None
     assert Panels.of_blocks([odd, Blocks.random("Q8_0", 32, 64)], planes=2) is None
-    assert Panels.of_blocks([Blocks.random("Q8_0", 32, 64), odd], None, torch.arange(65), planes=2) is None
+    assert Panels.of_blocks([Blocks.random("Q8_0", 32, 64), odd], None, torch.arange(65).flip(0), planes=2) is None
 
 
 @pytest.mark.parametrize("level", [1, 3, 4])
