@@ -31,10 +31,11 @@ _IN_8_BITS = re.compile(  # some names are those of NeMo's files
 def kind_of(name: str, shape: tuple[int, ...]) -> str | None:
     """Returns the kind of blocks for the matrix of the linear layer ``name``; ``None``: it does not become blocks.
     Values of attention have 8 bits: they are few, and what they lose costs more than in other layers. So have the keys
-    of encoder outputs, which are one matrix with their values, and what reads convolutions over spectra."""
-    if len(shape) != 2 or shape[0] < _GROUP or shape[1] % _GROUP:
+    of encoder outputs, which are one matrix with their values, what reads convolutions over spectra, and layers of few
+    outputs, since others that are one matrix with them could not be blocks. What weighs a shared expert stays exact."""
+    if len(shape) != 2 or shape[1] % _GROUP or name.endswith("shared_expert_gate"):
         return None
-    return "Q8_0" if _IN_8_BITS.search(name) else "Q4_1"
+    return "Q8_0" if shape[0] < _GROUP or _IN_8_BITS.search(name) else "Q4_1"
 
 
 @frozen(eq=False)

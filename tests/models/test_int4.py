@@ -108,6 +108,20 @@ def test_layers_whose_inputs_are_rows_are_held_in_4_bits_too(open_driver, tmp_pa
     assert [one.tokens for one in together] == [driver.run(job)[0].tokens for job in JOBS]
 
 
+def test_a_layer_of_few_outputs_keeps_no_neighbour_from_4_bits(open_driver, tmp_path):
+    """Qwen3.5's strengths and decays have an output for each head, and are one matrix with what is convolved."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "linear_value_head_dim": 16}
+    made = transformers.AutoConfig.from_pretrained(make_checkpoint("qwen3_5_text", tmp_path), **sizes)
+    random_model(transformers.Qwen3_5ForCausalLM, made, 2).save_pretrained(tmp_path)
+    found = sections(open_driver(tmp_path, quantization="int4"))
+    assert found["in_proj_qkv"] == found["in_proj_z"] == found["in_proj_a"] == ["Q4_1", "Q8_0"]
+    assert found["q_proj"] == ["Q4_1", "Q8_0", "Q4_1"]  # queries, few keys and values, and gates of queries
+    assert found["out_proj"] == ["Q4_1"]
+    settings = EngineConfig(device="cpu", threads=1, dtype="float32", quantization="int4")
+    thought, held_by = estimate(tmp_path, settings), held(tmp_path, settings)
+    assert 0 <= thought.by_owner["weights"] - ODDS - held_by["weights"] < 10_000
+
+
 def test_what_has_4_bits_in_the_checkpoint_keeps_them(open_driver, wide, tmp_path):
     driver = open_driver(quantize(wide, tmp_path, *gptq())[0], quantization="int4")
     found: Any = sections(driver)
