@@ -45,4 +45,4 @@ class CacheFile:
             fresh.write_text(json.dumps(value, indent=1), encoding="utf-8")
             fresh.replace(self.path)
         except OSError as error:
-            logging.getLogger("triolet").info("%s is not remembered: %s", self.path.stem, error)
+            logging.getLogger("triolet").info("%s is not remembered: %s", self.path, error)
