@@ -67,12 +67,12 @@ def _sizes(both: str, own: str, encoder: str = "encoder_", decoder: str = "decod
 def _whisper(told: Told) -> dict[str, Any]:
     front = Told(told.file, "stt.frontend")
     front.only("normalize", "whisper_logmel")
-    tokens = ("decoder_start_token_id", "no_timestamps_token_id")
+    tokens, words = ("decoder_start_token_id", "no_timestamps_token_id"), Told(told.file, "tokenizer.ggml")
     generation: dict[str, Any] = {name: told.whole(name) for name in tokens}
     generation |= {name: told.each(name) for name in ("suppress_tokens", "begin_suppress_tokens")}
     generation |= {"max_initial_timestamp_index": 50}  # as in every Whisper
     return {
-        "generation_config": generation | {"eos_token_id": told.file.settings.get("tokenizer.ggml.eos_token_id")},
+        "generation_config": generation | {"eos_token_id": words.whole("eos_token_id")},
         "preprocessor_config": {own: front.whole(theirs) for theirs, own in _SPECTRA.items()},
         "tokenizer_config": {"tokenizer_class": "WhisperTokenizer"},
     }

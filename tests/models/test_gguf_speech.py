@@ -226,6 +226,7 @@ def whole(whisper, tmp_path_factory):
         (b"enc.final_norm.bias", b"enc.fatal_norm.bias", "has the tensor enc.fatal_norm.bias, which WhisperFor"),
         (b"dec.blocks.1.ffn.fc2.bias", b"dec.blocks.2.ffn.fc2.bias", "decoder.n_layers=2; allowed: 3, as its"),
         (b"whisper.encoder.ffn_dim", b"whisper.encoder.fff_dim", "encoder.ffn_dim=None; allowed: a whole number"),
+        (b"ggml.eos_token_id", b"ggml.eas_token_id", "eos_token_id=None; allowed: a whole number"),
         (b"<|endoftext|>", b"<|endoftaxt|>", "the vocabulary of .*whisper.gguf is damaged"),
         (b"stt.whisper.decoder.d_model", b"stt.whisper.decoder.e_model", "decoder.d_model=None; allowed: 64, as its"),
     ],
