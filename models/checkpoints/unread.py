@@ -112,7 +112,10 @@ class _Derived:
     def blocks(self, start: int, stop: int) -> Tensor:
         """Returns the blocks of some rows, as `GgufTensor.blocks` does."""
         assert self.order is not None, "other values have no blocks"
-        return self.tensor.blocks_of(0, len(self.tensor))[self.order[start:stop]]
+        wanted = self.order[start:stop]  # heads lie together, so runs are long
+        runs = wanted.tensor_split(torch.nonzero(wanted.diff() != 1)[:, 0] + 1)
+        found = [self.tensor.blocks_of(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+        return torch.cat(found) if found else self.tensor.blocks_of(0, 0)
 
     def sample(self) -> Iterator[Tensor]:
         """Yields a few values of each stored tensor."""

@@ -17,7 +17,7 @@ from triolet.models.checkpoints.files import resolve
 from triolet.models.checkpoints.gguf_file import KINDS, read_gguf
 from triolet.models.checkpoints.gguf_tensors import GgufTensor
 from triolet.models.checkpoints.loading import load_module
-from triolet.models.checkpoints.unread import UnreadTensor
+from triolet.models.checkpoints.unread import UnreadTensor, derived
 from triolet.models.native.library import Library
 from triolet.models.native.parts import PackedEmbedding, PackedLinear
 
@@ -298,7 +298,7 @@ def test_rows_that_the_converter_moved_are_moved_back_with_their_blocks(tmp_path
         assert torch.equal(torch.from_numpy(found), values[start:stop])
 
 
-def test_joins_have_blocks_where_rows_of_one_kind_are_joined(tmp_path):
+def test_joins_have_blocks_where_rows_of_one_kind_are_joined(tmp_path, monkeypatch):
     for name, kind in (("a", "Q4_K"), ("b", "Q4_K"), ("c", "Q6_K")):
         (tmp_path / name).mkdir()
         tensor, blocks = stored(tmp_path / name, kind)
@@ -307,6 +307,13 @@ def test_joins_have_blocks_where_rows_of_one_kind_are_joined(tmp_path):
     joined = torch.cat([a, b])
     assert joined.block_kind == "Q4_K"
     assert np.array_equal(joined.blocks_of(7, 20).numpy(), np.concatenate([of_a, of_b])[7:20])
+    order = torch.tensor([*range(12, 18), *range(6), *range(18, 24), *range(6, 12)])
+    moved, read = derived(joined, lambda rows: rows[order], order), list[int]()
+    whole = GgufTensor._bytes
+    monkeypatch.setattr(GgufTensor, "_bytes", lambda *told: (read.append(told[2] - told[1]), whole(*told))[1])
+    assert np.array_equal(moved.blocks_of(3, 15).numpy(), np.concatenate([of_a, of_b])[order][3:15])
+    assert read == [3, 6, 3], "rows that nobody asked for"
+    assert moved.blocks_of(4, 4).shape == (0, of_a.shape[1])
     assert torch.cat([a, c]).block_kind is None
     assert torch.cat([a, b], 1).block_kind is None
     experts = torch.cat([torch.stack([a, b]), torch.stack([b, a])], 1)
