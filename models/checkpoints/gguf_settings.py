@@ -37,7 +37,9 @@ class Told:
     def layers(self) -> int:
         """The layers of the model. The file's last blocks may be for draft tokens."""
         drafting = self.whole("nextn_predict_layers") if self.get("nextn_predict_layers") else 0
-        return self.whole("block_count") - drafting
+        if drafting >= (blocks := self.whole("block_count")):
+            raise self.bad("nextn_predict_layers", drafting, f"fewer than the {blocks} blocks")
+        return blocks - drafting
 
     @property
     def head(self) -> int:

@@ -277,6 +277,7 @@ def test_a_setting_that_cannot_be_is_refused(name, value, kind, told, whole, tmp
         ({"stablelm.rope.dimension_count": "tokens"}, "layers that differ in rope.dimension_count; allowed: one"),
         ({"stablelm.rope.dimension_count": "model"}, "rope.dimension_count='gpt2'; allowed: a list"),
         ({"stablelm.use_parallel_residual": "tokens"}, "use_parallel_residual=Listed.*; allowed: true or false"),
+        ({"stablelm.nextn_predict_layers": 1}, "nextn_predict_layers=1; allowed: fewer than the 1 blocks"),
         ({"stablelm.rope.freq_base": "padding_token_id"}, "rope.freq_base=0.0; allowed: a number above 0"),
         ({"tokenizer.ggml.merges": "token_type"}, "has merges .* that are not texts"),
         ({"tokenizer.ggml.scores": "tokens", "tokenizer.ggml.model": "llama"}, "320 tokens with 320 scores; download"),
