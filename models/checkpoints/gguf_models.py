@@ -165,15 +165,13 @@ def pooling_of(file: GgufFile) -> str | None:
             f"{file.path} ({told.architecture}) has attention.causal=False: in a model of vectors positions see all "
             f"others, in {kind.loader} of transformers they do not; give the checkpoint that it was converted from"
         )
-    if told.get("pooling_type") is None:
-        return None
-    number = told.whole("pooling_type", least=0)
+    number = None if told.get("pooling_type") is None else told.whole("pooling_type", least=0)
     if number == _RANKS or told.has("cls.output.weight"):
         raise UnsupportedModel(
             f"{file.path} ranks texts (pooling_type={number}); allowed: models that generate texts, or give vectors. "
             "Give the checkpoint that it was converted from"
         )
-    if number > _RANKS:
+    if number is not None and number > _RANKS:
         raise told.bad("pooling_type", number, "0 to 4")
     return _POOLINGS[number] if number else None
 

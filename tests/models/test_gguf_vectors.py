@@ -218,6 +218,7 @@ def test_a_damaged_vocabulary_of_xlm_r_is_refused(name, value, told, tmp_path):
     ("pooling", "causal", "kind", "told"),
     [
         (4, None, UnsupportedModel, r"m.gguf ranks texts \(pooling_type=4\); allowed: models that generate"),
+        (None, None, UnsupportedModel, r"m.gguf ranks texts \(pooling_type=None\)"),
         (9, None, CheckpointError, "has pooling_type=9; allowed: 0 to 4"),
         (
             1,
@@ -228,8 +229,13 @@ def test_a_damaged_vocabulary_of_xlm_r_is_refused(name, value, told, tmp_path):
     ],
 )
 def test_vectors_that_would_be_others_are_refused(pooling, causal, kind, told, tmp_path):
+    """Early files that rank texts do not tell so, but have what ranks them."""
+
     def more(writer: Any, config: Any) -> None:
-        writer.add_uint32("llama.pooling_type", pooling)
+        if pooling is None:
+            writer.add_tensor("cls.output.weight", torch.ones(1, 64).numpy())
+        else:
+            writer.add_uint32("llama.pooling_type", pooling)
         if causal is not None:
             writer.add_causal_attention(causal)
 
