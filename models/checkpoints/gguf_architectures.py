@@ -233,7 +233,7 @@ def _falcon_h1(told: Told) -> dict[str, Any]:
 
 
 def _granite_moe(told: Told) -> dict[str, Any]:
-    made = {"num_local_experts": told.whole("expert_count")}
+    made: dict[str, Any] = {"num_local_experts": told.whole("expert_count")}
     if told.get("expert_shared_feed_forward_length"):
         named = {"model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"]}
         made |= named | {"shared_intermediate_size": told.whole("expert_shared_feed_forward_length")}

@@ -341,7 +341,8 @@ def _of_word_pieces(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
     if name not in places:
         raise CheckpointError(f"{file.path} has no token for unknown words; download it again")
     made = Tokenizer(models.WordPiece(places, unk_token=name))
-    told = {name: file.settings.get(f"tokenizer.ggml.normalizer.{name}") for name in ("lowercase", "strip_accents")}
+    asked = ("lowercase", "strip_accents")
+    told: dict[str, Any] = {name: file.settings.get(f"tokenizer.ggml.normalizer.{name}") for name in asked}
     if not all(isinstance(one, bool | None) for one in told.values()):
         raise CheckpointError(
             f"{file.path} has tokenizer.ggml.normalizer={told}; allowed: true or false. Download it again"
