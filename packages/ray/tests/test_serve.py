@@ -11,12 +11,19 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from triolet.server import command
 from triolet.server.command import serve
 from triolet_ray.serve import Replicas
 
 pytestmark = pytest.mark.real_time
 
 FLAGS = ("--replicas", "--replica-cpus", "--replica-gpus")
+
+
+@pytest.fixture(autouse=True)
+def _same_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of this process, which is that of other tests, stays as it is."""
+    monkeypatch.setattr(command, "log_to", lambda *given: None)
 
 
 @pytest.mark.parametrize(("word", "found"), [("2", 2), (" 2-8 ", (2, 8)), ("1-1", (1, 1)), (3, 3)])
