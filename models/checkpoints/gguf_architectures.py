@@ -276,8 +276,7 @@ def _bert(told: Told) -> dict[str, Any]:
 
 
 def _modern_bert(told: Told) -> dict[str, Any]:
-    near = {"rope_type": "default", "rope_theta": told.real("rope.freq_base_swa", 10_000.0)}
-    made: dict[str, Any] = {"rope_parameters": {"full_attention": rope(told), "sliding_attention": near}}
+    made: dict[str, Any] = {"rope_parameters": _turns(told)}
     made |= {"hidden_activation": told.only("hidden_activation", "gelu", "silu", None) or "gelu"}
     windows = _windows(told, usual=3, before=0)
     return made | {"layer_types": windows.get("layer_types", ["full_attention"] * told.layers)}
@@ -307,6 +306,7 @@ class Architecture:
         return not self.loader.endswith("ForCausalLM")
 
 
+_WITH_DELTA: dict[str, Any] = {"more": _delta, "sizes": names.DELTA_SIZES, "raised": True, "partial": True}
 ARCHITECTURES: Final = {
     "llama": Architecture("llama", "LlamaForCausalLM", names.MIXTRAL, more=_llama, turned=True),  # and Mistral, Mixtral
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
@@ -435,31 +435,9 @@ ARCHITECTURES: Final = {
         more=_lfm2_moe,
         sizes={"leading_dense_block_count": "num_dense_layers"},
     ),
-    "qwen3next": Architecture(
-        *("qwen3_next", "Qwen3NextForCausalLM", names.QWEN3_NEXT),
-        more=_delta,
-        sizes=names.DELTA_SIZES,
-        raised=True,
-        partial=True,
-    ),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        "Qwen3_5ForCausalLM",
-        names.QWEN35,
-        more=_delta,
-        sizes=names.DELTA_SIZES,
-        raised=True,
-        partial=True,
-    ),
-    "qwen35moe": Architecture(
-        "qwen3_5_moe_text",
-        "Qwen3_5MoeForCausalLM",
-        names.QWEN35,
-        more=_delta,
-        sizes=names.DELTA_SIZES,
-        raised=True,
-        partial=True,
-    ),
+    "qwen3next": Architecture("qwen3_next", "Qwen3NextForCausalLM", names.QWEN3_NEXT, **_WITH_DELTA),
+    "qwen35": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", names.QWEN35, **_WITH_DELTA),
+    "qwen35moe": Architecture("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", names.QWEN35, **_WITH_DELTA),
     "bert": Architecture(
         "bert", "BertModel", names.BERT, {names.MEAN: "layer_norm_eps"}, more=_bert, layers="encoder.layer"
     ),

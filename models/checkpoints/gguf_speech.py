@@ -160,10 +160,8 @@ def speech_texts(file: GgufFile, kind: Architecture) -> dict[str, str]:
         UnsupportedModel: a setting asks for more than is known of the architecture.
     """
     told = Told(file, f"stt.{kind.model_type}")
-    layers, words = (
-        {found.groups() for one in file.tensors if (found := _BLOCK.fullmatch(one))},
-        file.tensors.get(_WORDS),
-    )
+    layers = {found.groups() for one in file.tensors if (found := _BLOCK.fullmatch(one))}
+    words = file.tensors.get(_WORDS)
     sizes = [sum(one == side for one, _ in layers) for side in ("enc", "dec")]
     sizes += (0, 0) if words is None else words.shape
     for theirs, size in zip(_SHOWN, sizes, strict=False):
